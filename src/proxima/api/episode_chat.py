@@ -92,13 +92,16 @@ def make_table(config: PlayedConfig) -> Table | None:
     notes = list[str]()
 
     def world(prompt: Prompt) -> World | AgentWorld:
-        tasks, prompts = {"task": config.task}, {"task": [prompt]}
+        tasks = {"task": config.task}
+        prompts = {"task": [prompt]}
         return make_worlds(tasks, prompts, model, Play.of(config), notes)["task"]
 
-    made, writes = None, False
+    made = None
+    writes = False
     if config.task.environment is not None and not (own := first_prompt(config, model.tokenizer)).question:
         with suppress(FieldError):  # on failure, the environment waits for a person's message
-            made, writes = world(own), True
+            made = world(own)
+            writes = True
     made = made or world(first_prompt(config, model.tokenizer, GREETING))
     return None if isinstance(made, AgentWorld) else Table(config, made, writes, tuple(notes))
 
@@ -131,7 +134,10 @@ class EpisodeChat:
     """
 
     def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:
-        self.table, self.sampling, self.seed, self.hears = table, sampling, seed, hears
+        self.table = table
+        self.sampling = sampling
+        self.seed = seed
+        self.hears = hears
         self.engine: Any = ShownEngine(engine, table.world.use.template.tokenizer, hears.piece)
         self.group: GroupTable | None = None
         self.played: Played | None = None
@@ -166,7 +172,8 @@ class EpisodeChat:
                 played.add(_unsampled(played, ()))
             unseen = [answer.message for answer in played.turns[-1].answers]
             assert self.group is not None
-            group, self.played = self.group, played
+            group = self.group
+            self.played = played
             played.conversation.observe(group.shown([*unseen, {"role": "user", "content": text}]))
         self._set_limits(group, played)
         return await self._answered(group, played, before)
@@ -195,7 +202,8 @@ class EpisodeChat:
 
     async def _answered(self, group: GroupTable, played: Played, before: Played | None) -> Cut:
         """Play turns of the model until it is a person's turn. `before` is the chat without the message."""
-        said, over = len(played.turns), False
+        said = len(played.turns)
+        over = False
         cut: Cut = ""
         try:
             if group.room(played) < 1:
@@ -334,7 +342,8 @@ def _call(world: World) -> Iterator[str]:
 def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:
     """The parts of a path, each with its tokens."""
     parts = [{"kind": "prompt", "of": "", "tokens": prompt.tokens.tolist()}]
-    start, ids = 0, completion.tokens.tolist()
+    start = 0
+    ids = completion.tokens.tolist()
     for span in completion.episode.spans if completion.episode else ():
         kind = "sampled" if span.sampled else "earlier" if span.role == "assistant" else "observed"
         about = f"turn {span.turn}" if span.role == "assistant" else f"{span.role}, after turn {span.turn}"

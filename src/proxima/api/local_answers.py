@@ -88,7 +88,8 @@ class ShownEngine:
         """See `Engine`; takes exactly one request."""
         self.tokens = ()
         (request,) = requests
-        answer, shown = asyncio.ensure_future(collect(self.engine, requests)), 0
+        answer = asyncio.ensure_future(collect(self.engine, requests))
+        shown = 0
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=PIECE_SECONDS)

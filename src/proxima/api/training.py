@@ -47,7 +47,8 @@ def train(
             written, at the end of the step at the latest; `resume` continues from there.
     """
     with overrides_named():
-        recipe, texts = plain(expand_user(recipe)), override_texts(overrides)
+        recipe = plain(expand_user(recipe))
+        texts = override_texts(overrides)
         resolved = resolve_run(recipe, texts, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
         if places_ranks(resolved.config):
             begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}

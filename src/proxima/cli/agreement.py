@@ -91,7 +91,8 @@ def agreement(groups: Sequence[Group], labels: Labels) -> Agreement:
         rows.append([(score, label) for score, label in pairs if label is not None and score.valid])
     grouped = any(len(row) > 1 for row in rows)
     compared = rows if grouped else [[pair for row in rows for pair in row]]
-    ordered, pairs_of_labels = 0.0, 0
+    ordered = 0.0
+    pairs_of_labels = 0
     for row in compared:
         more = _ordered(np.array([score.value for score, _ in row]), np.array([label for _, label in row]))
         ordered += more[0]
@@ -114,7 +115,8 @@ def agreement(groups: Sequence[Group], labels: Labels) -> Agreement:
 
 def _ordered(values: Floats, labels: Floats) -> tuple[float, int]:
     """The number of pairs in the order of the labels, equal values counting a half, and that of all pairs."""
-    ordered, pairs = 0.0, 0
+    ordered = 0.0
+    pairs = 0
     for i in range(len(labels)):
         sign = np.sign(labels[i + 1 :] - labels[i])
         same = np.sign(values[i + 1 :] - values[i]) * sign

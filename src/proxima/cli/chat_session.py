@@ -98,7 +98,9 @@ def _completed(
     images: "Sequence[Image]",
 ) -> tuple[list[Completion], float]:
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
-    sampling, data, clock = inference_sampling(inference, MOST, chosen.played), chosen.data, Clock()
+    sampling = inference_sampling(inference, MOST, chosen.played)
+    data = chosen.data
+    clock = Clock()
     tokenizer, engine = _engine_of(chosen, inference, sampling, images=bool(images))
     began = clock.now()
     if table is not None:
@@ -229,7 +231,9 @@ class EpisodeTalk:
     """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
     def __init__(self, chosen: ChosenModel, table: Table, inference: Inference) -> None:
-        self.title, self.settings, self.tools = chosen.path, table.world.rules.settings, table.world.use.tools
+        self.title = chosen.path
+        self.settings = table.world.rules.settings
+        self.tools = table.world.use.tools
         self.sampling = inference_sampling(inference, MOST_IN_CHAT, chosen.played)
         _, engine = _engine_of(chosen, inference, self.sampling)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
@@ -302,12 +306,15 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
     world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
-    plays, longest, dtype = bool(world), inference.max_length, inference.dtype
+    plays = bool(world)
+    longest = inference.max_length
+    dtype = inference.dtype
     if longest is not None and longest < 2:
         raise FieldError("--max-length", longest, "must be >= 2")
     stored = written_config(run_of_model(model))
     if (Path(model) / "config.yaml").is_file():
-        recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
+        recipe = model
+        path = str(find_checkpoint(model, inference.checkpoint).model)
         plays = plays or _plays(stored)
         longest = longest or (stored.get("model") or {}).get("max_length")
     else:

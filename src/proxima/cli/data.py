@@ -246,7 +246,8 @@ def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> N
         if len(paths) > 1:
             print(f"path {number} of {len(paths)}: the chat template rewrote what came before")
         for part in parts:
-            letter, count = KINDS[part["kind"]][0], len(part["tokens"])
+            letter = KINDS[part["kind"]][0]
+            count = len(part["tokens"])
             print(painted(part["kind"], f"{letter}  {part['of'] or part['kind']}: {count} tokens"))
             text = "|".join(visible(token).replace("\n", "⏎") for token in part["texts"])
             for line in text.replace("⏎", "⏎\n").rstrip("\n").split("\n"):

@@ -88,7 +88,8 @@ def evaluate_model(
 
     if compare:
         arguments.refuse_beside_compare(model)
-        metric, seed = arguments.metric, arguments.seed or 0
+        metric = arguments.metric
+        seed = arguments.seed or 0
         text = eval_tables.results_comparison(*compare, metric=metric, seed=seed, form=form, show=show)
         return print(text, end="")
     if model is None:

@@ -145,7 +145,8 @@ def laid_out(comment: str, width: int) -> str:
         elif command or row or not line:
             lines.append(line)
         else:
-            paragraph, hang = line, len(column[1]) if column else indent
+            paragraph = line
+            hang = len(column[1]) if column else indent
     return "\n".join(lines).strip("\n")
 
 
@@ -201,7 +202,8 @@ def source_lines(config: RunConfig) -> list[str]:
     for source in sources_of(config.task):
         if not source.name:
             continue
-        limits, sampling = settings_of(source, config.episode), sampling_of(source, config.sampling)
+        limits = settings_of(source, config.episode)
+        sampling = sampling_of(source, config.sampling)
         rewards = " + ".join(as_reward(spec).label for spec in source.reward or config.reward)
         played = "answered once"
         if source.played:

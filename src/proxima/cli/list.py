@@ -49,9 +49,12 @@ def list_kinds(
 
 def _names(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
     """A line or more for each slot, then what shows more."""
-    width, columns = max(map(len, slots)), min(WIDTH, output_width(sys.stdout) or WIDTH)
+    width = max(map(len, slots))
+    columns = min(WIDTH, output_width(sys.stdout) or WIDTH)
     for name, facts in slots.items():
-        kinds, first, indent = ", ".join(facts["kinds"]), f"{name:<{width}}  ", " " * (width + 2)
+        kinds = ", ".join(facts["kinds"])
+        first = f"{name:<{width}}  "
+        indent = " " * (width + 2)
         yield from textwrap.wrap(
             kinds, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
         ) or [name]

@@ -155,7 +155,8 @@ IMPORT_CODE = "import the classes and functions outside proxima that it names, w
 
 def named_recipe(word: str) -> str:
     """Return the word; print a note on standard error if a file in this folder hides proxima's recipe of that name."""
-    file, shipped = find_recipe(word), shipped_recipes().get(word)
+    file = find_recipe(word)
+    shipped = shipped_recipes().get(word)
     if shipped is not None and file != shipped and not file.samefile(shipped):
         print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
     return word

@@ -177,7 +177,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
     encode = tokens_of(model)
     texts, groups = list[tuple[Prompt, list[Completion]]](), dict[int, tuple[Prompt, list[Completion]]]()
     for number in range(len(rows)):
-        row, place = rows[number], f"{file}, row {number}"
+        row = rows[number]
+        place = f"{file}, row {number}"
         metadata = {name: value for name, value in row.metadata.items() if name != completion}
         asked = Prompt(
             uid=number,
@@ -332,7 +333,8 @@ def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
     """Counts, mean, population standard deviation and range of the scores, and means of the parts; JSON values."""
     scores = [score for group in groups for score in group.scores]
     valid = [score for score in scores if score.valid]
-    values, verdicts = [score.value for score in valid], [s.correct for s in valid if s.correct is not None]
+    values = [score.value for score in valid]
+    verdicts = [s.correct for s in valid if s.correct is not None]
     names = dict.fromkeys(name for score in valid for name in score.parts)
     return {
         "completions": len(scores),
@@ -352,7 +354,8 @@ def print_scores(groups: Sequence[Group], most: int) -> int:
     """Print the table of at most so many rows, the failures by reason, and the summary; return 1 if a completion has no
     score."""
     facts = summarise_scores(groups)
-    rows, several = score_rows(groups), any(len(group.completions) > 1 for group in groups)
+    rows = score_rows(groups)
+    several = any(len(group.completions) > 1 for group in groups)
     shown = rows[: most or None]
     names = facts["parts"] if len(facts["parts"]) > 1 else ()
     table = [

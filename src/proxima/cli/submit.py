@@ -173,7 +173,8 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         how_to: the remedy in the error if the connection breaks.
     """
 
-    printed, news = 0, time.monotonic()
+    printed = 0
+    news = time.monotonic()
 
     async def tail() -> None:
         nonlocal printed, news
@@ -181,7 +182,8 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         async for text in client.tail_job_logs(job):
             if (seen := seen + len(text)) > printed:
                 print(RAYS_OWN.sub("", text[printed - seen :]), end="", flush=True)
-                printed, news = seen, time.monotonic()
+                printed = seen
+                news = time.monotonic()
 
     try:
         asyncio.run(tail())

@@ -231,9 +231,11 @@ def example_lengths(config: OfflineConfig, notes: list[str], rows: Rows) -> tupl
 
 def batch_of(config: RunConfig, prompt: int) -> GroupStep:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of the longest source of the task."""
-    train, length = config.train, longest_completion(config.task, config.sampling)
+    train = config.train
+    length = longest_completion(config.task, config.sampling)
     prompts, kept = prompts_and_kept(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
-    size, shared = kept or train.completions_per_prompt, config.model.share_prompt
+    size = kept or train.completions_per_prompt
+    shared = config.model.share_prompt
     groups = prompts // train.updates_per_step
     return GroupStep(
         prompts=prompts,

@@ -45,7 +45,8 @@ class Builder:
 
     def leaf(self, path: str, value: Any, node: Node, of: FieldInfo | type, default: Any = MISSING) -> Any:
         """Enter the value as a line of `explain`, and return it."""
-        source, shown = node.source, to_json(value)
+        source = node.source
+        shown = to_json(value)
         usual = source.origin == "default" or (default is not MISSING and shown == to_json(default))
         entry = ResolvedValue(path, shown, node.provenance(), of, source.origin, source.text, usual)
         self.entries.append(entry)
@@ -229,7 +230,9 @@ class Mismatch(Exception):
 
     def __init__(self, expected: str, where: str = "", node: Node | None = None) -> None:
         super().__init__(f"must be {expected}")
-        self.expected, self.where, self.node = expected, where, node
+        self.expected = expected
+        self.where = where
+        self.node = node
 
 
 def coerce(node: Node, hint: Any) -> Any:

@@ -94,7 +94,8 @@ def flat_values(config: Any) -> dict[str, Any]:
 def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
     cls: type = type(config)
     for info in fields_of(cls):
-        below, value = f"{path}{info.name}", getattr(config, info.name)
+        below = f"{path}{info.name}"
+        value = getattr(config, info.name)
         if info.slot is not None and info.slot.many:
             yield below, [kinds_of(info.slot).kind_of(spec) for spec in value]
             for index, spec in enumerate(value):

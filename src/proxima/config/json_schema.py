@@ -122,7 +122,8 @@ def _type(hint: Any) -> Json:
     options = options_of(hint)
     if len(options) > 1:
         return {"anyOf": [_type(option) for option in options]}
-    origin, args = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    args = get_args(hint)
     if origin is Literal:
         return {"enum": list(args)}
     if hint in _SCALARS:

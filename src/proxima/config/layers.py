@@ -40,7 +40,8 @@ def _with_section_presets(tree: Node, root: type) -> Node:
         node = fields.get(info.name)
         if info.presets is None or node is None or node.at("preset") is None:
             continue
-        chosen, presets = (node.mapping or {})["preset"], table_of(info.presets)
+        chosen = (node.mapping or {})["preset"]
+        presets = table_of(info.presets)
         if isinstance(chosen.value, str) and chosen.value in presets:
             below = _written_out(presets[chosen.value], chosen)
             fields[info.name] = merge(below, node, info, info.name)
@@ -159,7 +160,8 @@ def _holds_out(task: Node, slot: Slot, import_code: bool) -> bool:
 
 def _class_of(node: Node, slot: Slot, import_code: bool) -> type | None:
     """The class of a spec's kind; None if it can't be looked up, which `Builder` reports."""
-    kind, kinds = node.at("kind") or slot.default, kinds_of(slot)
+    kind = node.at("kind") or slot.default
+    kinds = kinds_of(slot)
     if kind in kinds:
         return kinds[str(kind)]
     if not isinstance(kind, str) or ":" not in kind or not import_code:
@@ -191,7 +193,8 @@ def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> 
     for key in (*(("temperature", "top_k", "top_p", "min_p") if several else ()), "max_tokens", "stop"):
         if training and training.mapping and key in training.mapping:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
-    sampling, written = Node(dict(below), DEFAULT), evaluation.mapping.get("sampling")
+    sampling = Node(dict(below), DEFAULT)
+    written = evaluation.mapping.get("sampling")
     if written is not None and written.value is not None:
         sampling = merge(sampling, written, info)
     return replace(evaluation, value={**evaluation.mapping, "sampling": sampling})

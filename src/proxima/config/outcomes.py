@@ -111,7 +111,8 @@ def _dtypes(config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Path and value of each field of the type `ComputeDtype`, and the section or spec that it is a field of."""
     cls: type = type(config)
     for info in fields_of(cls):
-        below, value = f"{path}{info.name}", getattr(config, info.name)
+        below = f"{path}{info.name}"
+        value = getattr(config, info.name)
         if info.hint == ComputeDtype:
             yield below, value, config
         elif info.slot is not None and info.slot.many:
@@ -161,7 +162,9 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
 def _way_to_placed(config: Any) -> tuple[str, str] | None:
     """How new weights get to the servers that the placement starts, on one node and on several; None where they do not,
     as the checks report."""
-    place, engine, rank = config.placement, config.engine, config.model.adapter_rank
+    place = config.placement
+    engine = config.engine
+    rank = config.model.adapter_rank
     try:
         kind, reason = way_to_placed(place, engine, adapter_rank=rank)
     except FieldError:
@@ -254,7 +257,8 @@ def model_outcomes(config: Any) -> Iterator[Outcome]:
         if model.attention == AUTO:
             scalar = setting(config, "reward_model") is not None
             proof = proof_before_loading(files.config, model.max_length, scalar=scalar)
-            attention, device = proof.attention(recompute=model.gradient_checkpointing), resolve_device(model.device)
+            attention = proof.attention(recompute=model.gradient_checkpointing)
+            device = resolve_device(model.device)
             if attention == "packed" and not _shows_images(config):
                 computes = compute_dtype(model.compute_dtype, model.device, DTYPES[model.dtype])
                 attention = flash_path([head_dim_of(files.config)], device, computes) or attention

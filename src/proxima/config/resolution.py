@@ -61,9 +61,11 @@ def resolve(
     Raises: ConfigError, with one line for each problem; a value that is still to be filled in is one.
     """
     if isinstance(recipe, Mapping):
-        layers, name = [node_of(recipe, Source("mapping"))], None
+        layers = [node_of(recipe, Source("mapping"))]
+        name = None
     else:
-        layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
+        layers = read_recipe(recipe)
+        name = shown_path(find_recipe(recipe))
         if {"recipe", "seeds"} <= (layers[-1].mapping or {}).keys():
             raise one_problem(name, f"is a sweep; run it with proxima sweep {recipe}")
     family = family_of(layers)

@@ -58,10 +58,12 @@ class Hold:
     def error(self, measured: float) -> float:
         """e, in [-1, 1]: above 0, the bounds are to be wider."""
         if self.masked is not None:
-            ratio, sign = measured / self.masked, 1.0
+            ratio = measured / self.masked
+            sign = 1.0
         else:
             assert self.drift is not None
-            ratio, sign = measured / self.drift, -1.0
+            ratio = measured / self.drift
+            sign = -1.0
         distance = math.log(ratio) if ratio > 0 else -math.inf
         return sign * min(max(distance, -1.0), 1.0)
 

@@ -392,7 +392,8 @@ def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str)
         return
     at = int((codes != 0).argmax())
     name = CHECKED[int(codes[at]) - 1]
-    wrong, count = value_of(name, at), int((codes == codes[at]).sum())
+    wrong = value_of(name, at)
+    count = int((codes == codes[at]).sum())
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"

@@ -48,7 +48,8 @@ def spread(b: PolicyBatch, values: Tensor) -> Tensor:
 
 def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
     """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
-    ratio, advantage = masked_ratio(b), b.masked("advantage")
+    ratio = masked_ratio(b)
+    advantage = b.masked("advantage")
     loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
     return torch.where(keep, loss, 0.0)
 

@@ -87,7 +87,9 @@ class SequenceRows:
         tokens = torch.nonzero_static(mask, size=sum(lengths)).flatten()
         row = torch.arange(len(count), device=mask.device).repeat_interleave(count, output_size=len(tokens))
         column = torch.arange(len(tokens), device=mask.device) - (count.cumsum(0) - count)[row]
-        sizes, starts, end = _table_sizes(lengths), list[Tensor](), 0
+        sizes = _table_sizes(lengths)
+        starts = list[Tensor]()
+        end = 0
         table = torch.zeros_like(count)
         for rows, width in sizes:
             table += count <= width
@@ -133,7 +135,8 @@ class SequenceRows:
 def _table_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Rows and columns of each table, longest rows first. Rows less than a quarter as long as the longest go to another
     table if that saves enough padding."""
-    left, sizes = sorted(lengths), list[tuple[int, int]]()
+    left = sorted(lengths)
+    sizes = list[tuple[int, int]]()
     while True:
         longest = left[-1] if left else 0
         shorter = bisect_left(left, longest / 4)
@@ -155,7 +158,8 @@ def suffix_sums(rows: Tensor, factor: float = 1.0) -> Tensor:
     the same way. Nothing is divided by a power, which may have underflowed: any factor in [0, 1] is as exact as a loop.
     If `factor` is 1, it is a cumsum, except on CUDA under `torch.use_deterministic_algorithms`, which refuses it.
     """
-    count, size = len(rows), min(COLUMNS, rows.shape[1])
+    count = len(rows)
+    size = min(COLUMNS, rows.shape[1])
     if factor == 1 and not _refuses_cumsum(rows):
         return rows.flip(1).cumsum(1).flip(1)
     if size < 2:

@@ -123,7 +123,8 @@ class TokenReasons:
 
     def _rejection(self, spec: Correction, token: int) -> str:
         """Explain why a correction rejected the token."""
-        b, at = self.batch, int(self.batch.sequence_index[token])
+        b = self.batch
+        at = int(self.batch.sequence_index[token])
         name = type(spec).__name__
         if "next_log_prob" in spec.needs and b.next_log_prob is not None and bool(b.next_log_prob[token].isnan()):
             return f"{name}: the log-prob of the version after the sampling one is missing"

@@ -88,7 +88,8 @@ def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) ->
         reward of the prompt's *other* completions (the baseline of `rloo`); `returns/mean` over the loss tokens.
     """
     assert rewards.value is not None and rewards.group is not None
-    mask, target = rewards.loss_mask, reward_to_go(rewards, gamma)
+    mask = rewards.loss_mask
+    target = reward_to_go(rewards, gamma)
     index = torch.unique(rewards.group, return_inverse=True)[1]
     total = segment_sum(torch.where(mask, rewards.reward, 0.0), rewards.cu_seqlens)
     others = group_sum(torch.ones_like(total), index) - 1

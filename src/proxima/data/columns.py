@@ -232,7 +232,8 @@ def column_dtypes(cls: type[Any]) -> dict[str, np.dtype[Any]]:
 
 def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
     """Raise ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: any number of rows."""
-    kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
+    kind = getattr(ids, "dtype", type(ids).__name__)
+    shape = list(np.shape(ids))
     if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
         count = "rows" if rows is None else rows
         raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")

@@ -79,7 +79,9 @@ class FieldError(UserError):
     def __init__(self, field: str, value: Any, bound: str, *, remedy: str = "") -> None:
         super().__init__("", remedy=remedy)
         self.args = (field, value, bound)  # pickle passes these to __init__
-        self.field, self.value, self.bound = field, value, bound
+        self.field = field
+        self.value = value
+        self.bound = bound
 
     @property
     def reason(self) -> str:

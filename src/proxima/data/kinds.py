@@ -23,7 +23,8 @@ class Kinds(Mapping[str, type]):
     """
 
     def __init__(self, references: Mapping[str, str], group: str = "") -> None:
-        self._own, self._group = dict(references), group
+        self._own = dict(references)
+        self._group = group
 
     @property
     def references(self) -> dict[str, str]:

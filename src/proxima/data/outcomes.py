@@ -110,7 +110,8 @@ class Outcomes:
         roles = list(dict.fromkeys(c.role for _, _, c, _ in rows))
         fullest = sorted((s.parts for *_, s in rows), key=len, reverse=True)  # most likely in the recipe's order
         names = list(rewards) or [name for name in dict.fromkeys(chain.from_iterable(fullest)) if "/" not in name]
-        nan, floats = float("nan"), partial(torch.tensor, dtype=torch.float64)
+        nan = float("nan")
+        floats = partial(torch.tensor, dtype=torch.float64)
         baseline = [g.baseline for _, g, _, _ in rows]
         others = defaultdict[Hashable, int](count(len(groups)).__next__)
         return cls(

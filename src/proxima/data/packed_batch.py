@@ -126,7 +126,8 @@ class PackedBatch:
     def prompts(self) -> list[list[tuple[int, int]]]:
         """For each sequence, the spans of L that hold its prompt, in order; the context of its response begins with
         them."""
-        contexts, responses = self.contexts(), set(self.responses)
+        contexts = self.contexts()
+        responses = set(self.responses)
         out: list[list[tuple[int, int]]] = []
         for segment in self.responses:
             while segment in responses:
@@ -282,13 +283,16 @@ def _shared(
     last_laid = 0  # index of the trajectory whose prompt was laid out last, with its routes
     for i, (before, item) in enumerate(pairwise(trajectories), 1):
         if lays_prompt[i]:
-            prompt_shared[i], last_laid = common_prompt_prefix(trajectories[last_laid], item), i
+            prompt_shared[i] = common_prompt_prefix(trajectories[last_laid], item)
+            last_laid = i
             continue
         if not np.array_equal(before.prompt_tokens, item.prompt_tokens):
             raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
         shared[i] = common_response_prefix(before, item)
     if not share_prompt:
-        lays_prompt[:], prompt_shared[:], shared[:] = True, 0, 0
+        lays_prompt[:] = True
+        prompt_shared[:] = 0
+        shared[:] = 0
     return lays_prompt, prompt_shared, shared
 
 
@@ -348,7 +352,8 @@ def _fed(
     for item, response, own_prompt, begin, start in zip(
         trajectories, responses, lays_prompt, prompt_shared, shared, strict=True
     ):
-        prompt, size = getattr(item, f"prompt_{column.name}"), len(item.prompt_tokens)
+        prompt = getattr(item, f"prompt_{column.name}")
+        size = len(item.prompt_tokens)
         parts = [(None if prompt is None else prompt[begin:], size - begin)] if own_prompt else []
         parts += [(None if response is None else response[start + 1 :], len(item.tokens[start:-1]))]
         for values, count in parts:

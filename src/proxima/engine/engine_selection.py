@@ -82,7 +82,8 @@ def within_servers(model: UnloadedModel, specs: Mapping[str, Any]) -> tuple[Unlo
     Args:
         specs: those of the engines, by their paths in the config. The shortest limit bounds the context.
     """
-    notes, context = list[str](), model.context
+    notes = list[str]()
+    context = model.context
     for path, spec in specs.items():
         if not hasattr(spec, "longest_sequence"):
             continue

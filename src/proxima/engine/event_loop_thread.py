@@ -13,14 +13,17 @@ LastWork = Callable[[], Coroutine[Any, Any, None]]
 CLOSED = "the engine is closed"
 # Unfinished generators of a task are closed by separate tasks, which start after it ends. At the end these are waited
 # for ROUNDS times, as generators may contain others, for SECONDS each.
-ROUNDS, SECONDS = 4, 5.0
+ROUNDS = 4
+SECONDS = 5.0
 
 
 class EventLoopThread:
     """Runs coroutines for callers in other threads and event loops. Callers may block: the thread does nothing else."""
 
     def __init__(self, name: str) -> None:
-        self._loop, self.closed, self._closing = asyncio.new_event_loop(), False, threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self.closed = False
+        self._closing = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -103,7 +106,8 @@ class Arrivals(Generic[T]):
 
     def __init__(self) -> None:
         self.items: deque[T | BaseException] = deque()
-        self._loop, self._some = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._some = asyncio.Event()
 
     def put(self, item: T | BaseException) -> None:
         """Add an item; may be called from any thread."""

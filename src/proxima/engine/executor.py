@@ -35,7 +35,8 @@ class HookError(RuntimeError):
     """
 
     def __init__(self, stage: Stage, failures: Sequence[tuple[str, Exception]]) -> None:
-        self.stage, self.failures = stage, tuple(failures)
+        self.stage = stage
+        self.failures = tuple(failures)
         messages = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
         super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
 
@@ -62,7 +63,8 @@ class Executor:
     """
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
-        self.engine, self.hook_seconds = engine, hook_seconds
+        self.engine = engine
+        self.hook_seconds = hook_seconds
         self._hooks: dict[Stage, dict[object, Hook]] = {stage: {} for stage in get_args(Stage)}
         self._transition = asyncio.Lock()
         self._paused = False
@@ -97,7 +99,8 @@ class Executor:
 
     async def _call_hooks(self, stage: Stage) -> None:
         """Call the hooks of a stage; raise HookError if some fail."""
-        hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
+        hooks = self._hooks[stage]
+        failures = list[tuple[str, Exception]]()
         for key, hook in list(hooks.items()):
             if key not in hooks:  # removed by an earlier hook
                 continue

@@ -485,7 +485,11 @@ class ServerError(OSError):
         self, url: str, call: str, reason: str, status: int | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(f"{url}{call}: {reason}")
-        self.url, self.call, self.reason, self.status, self.retry_after = url, call, reason, status, retry_after
+        self.url = url
+        self.call = call
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
 
     @property
     def busy(self) -> bool:

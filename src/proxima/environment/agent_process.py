@@ -48,7 +48,8 @@ class Jobs:
     """
 
     def __init__(self, play: Callable[[Job], Awaitable[Mapping[str, Any]]], write: Write) -> None:
-        self.play, self._write = play, write
+        self.play = play
+        self._write = write
         self.loop = asyncio.get_running_loop()
         self.loop.set_task_factory(self._task)
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -209,7 +210,8 @@ class SetReward:
     """
 
     def __init__(self, job: Job) -> None:
-        self._url, self._key = f"{job['base_url']}/rewards", job["api_key"]
+        self._url = f"{job['base_url']}/rewards"
+        self._key = job["api_key"]
 
     def __call__(self, answer: str, reward: float, index: int = 0) -> None:
         """Give the reward.

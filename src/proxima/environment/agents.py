@@ -124,7 +124,8 @@ class AgentFailed(EnvironmentFailure):
 
     def __init__(self, reason: str, reward: AgentReward, unscored: bool = False, *, collateral: bool = False) -> None:
         super().__init__(reason, collateral=collateral)
-        self.reward, self.unscored = reward, unscored
+        self.reward = reward
+        self.unscored = unscored
 
 
 class Runner(Protocol):
@@ -227,7 +228,8 @@ class CommandAgents:
     """
 
     def __init__(self, runner: Runner, most: int) -> None:
-        self._runner, self._places = runner, asyncio.Semaphore(most)
+        self._runner = runner
+        self._places = asyncio.Semaphore(most)
 
     async def play(self, job: AgentJob) -> AgentReward:
         async with job.clock.place_in(self._places), AsyncExitStack() as program:
@@ -324,7 +326,8 @@ def _reward(line: str) -> AgentReward:
 
 async def _end_of(stream: asyncio.StreamReader) -> tuple[bytes, int]:
     """Read a stream to its end; return its last KEPT_BYTES, and the number of bytes before them."""
-    kept, cut = b"", 0
+    kept = b""
+    cut = 0
     while part := await stream.read(KEPT_BYTES):
         kept += part
         cut += max(0, len(kept) - KEPT_BYTES)

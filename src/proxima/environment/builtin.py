@@ -94,7 +94,9 @@ class PythonCode(Environment):
         require(seconds >= 1, "seconds", seconds, "must be >= 1")
         require(memory_mb >= 64, "memory_mb", memory_mb, "must be >= 64: Python itself needs that")
         require(characters >= 40, "characters", characters, "must be >= 40")
-        self.seconds, self.memory_mb, self.characters = seconds, memory_mb, characters
+        self.seconds = seconds
+        self.memory_mb = memory_mb
+        self.characters = characters
         with as_field_errors(SandboxMissing):
             kind = usable_kind(sandbox)
         self.sandbox = Sandbox(kind=kind, ahead=kind == "bubblewrap")
@@ -141,7 +143,8 @@ class Search(Environment):
         require(characters >= 1, "characters", characters, "must be >= 1")
         require(Path(corpus).is_file(), "corpus", corpus, "does not exist", remedy="name a JSONL file of passages")
         self.passages, self.index = read_corpus(str(Path(corpus).resolve()))
-        self.top, self.characters = min(top, len(self.passages)), characters
+        self.top = min(top, len(self.passages))
+        self.characters = characters
 
     def search(self, query: str) -> str:
         """Search for passages.
@@ -225,7 +228,8 @@ class Sqlite(Environment):
         require(seconds > 0, "seconds", seconds, "must be > 0")
         path = script or file or ""
         require(Path(path).is_file(), named, path, "does not exist")
-        self.rows, self.seconds = rows, seconds
+        self.rows = rows
+        self.seconds = seconds
         try:
             self.path = str(Path(path).resolve())
             self.script = script is not None
@@ -329,8 +333,12 @@ class Guess(Environment):
     def __init__(self, low: int = 1, high: int = 10, guesses: int = 6) -> None:
         require(low < high, "high", high, f"must be above low={low}")
         require(guesses >= 1, "guesses", guesses, "must be >= 1")
-        self.low, self.high, self.guesses, self.used = low, high, guesses, 0
-        self.number, self.left = low, (low, high)
+        self.low = low
+        self.high = high
+        self.guesses = guesses
+        self.used = 0
+        self.number = low
+        self.left = (low, high)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Reply:
         self.number = self.low + mix(seed) % (self.high - self.low + 1)

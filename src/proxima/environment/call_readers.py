@@ -86,7 +86,8 @@ def _xml(text: str, tools: Parameters) -> ParsedCalls:
     outside = XML_PARAMETER.sub(lambda match: " " * len(match[0]), text)
     starts = [match.start() for match in re.finditer("<function=", outside)]  # possibly none
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
-        close, begin = outside.find("</function>", start, end), start + len("<function=")
+        close = outside.find("</function>", start, end)
+        begin = start + len("<function=")
         yield _or_why(_xml_call, (text[begin : end if close < 0 else close], close >= 0))
 
 
@@ -138,10 +139,12 @@ def _glm_call(text: str, at: int, tools: Parameters) -> tuple[ToolCall, int]:
     opening = re.compile(r"\s*([^\s<>{}\[\]()]{1,200})\s*(?=<|$)").match(text, at)
     if opening is None:
         raise ValueError("a call must begin with its name, followed by <arg_key>")
-    name, at = opening[1], opening.end()
+    name = opening[1]
+    at = opening.end()
     arguments: dict[str, Any] = {}
     while (argument := GLM_ARGUMENT.match(text, at)) is not None:
-        key, at = argument[1].strip(), argument.end()
+        key = argument[1].strip()
+        at = argument.end()
         if key in arguments:
             raise ValueError(f"the argument {key[:40]} of {name[:60]} occurs twice")
         arguments[key] = _plain_or_json(argument[2], name, key, tools)
@@ -176,7 +179,9 @@ def _mistral(text: str, tools: Parameters) -> ParsedCalls:
     at = mistral_start(text, tools)
     if at < 0:
         return
-    tagged, calls, end = "[TOOL_CALLS]" in text or "[ARGS]" in text, list[ToolCall](), len(text.rstrip(" \t\r\n;,"))
+    tagged = "[TOOL_CALLS]" in text or "[ARGS]" in text
+    calls = list[ToolCall]()
+    end = len(text.rstrip(" \t\r\n;,"))
     while at < end:
         call = MISTRAL_CALL.match(text, at)
         if call is None:
@@ -268,7 +273,8 @@ def _tagged(text: str, tag: re.Pattern[str], opening: re.Pattern[str], why: str)
     """Find calls of a name and its arguments as JSON, each after a tag; the name is the last group of `opening`."""
     mark = tag.search(text)
     while mark is not None:
-        call, at = opening.match(text, mark.start()), mark.end()
+        call = opening.match(text, mark.start())
+        at = mark.end()
         try:
             if call is None:
                 raise ValueError(f"{why} {mark[0]}")
@@ -301,10 +307,12 @@ def _minimax_call(text: str, at: int, last: int, tools: Parameters) -> tuple[Too
     opening = MINIMAX_NAME.match(text, at)
     if opening is None:
         raise ValueError('<invoke name="NAME"> is not complete')
-    name, at = opening[1], opening.end()
+    name = opening[1]
+    at = opening.end()
     arguments: dict[str, Any] = {}
     while at < last and (parameter := MINIMAX_PARAMETER.match(text, at)) is not None:
-        key, at = parameter[1].strip(), parameter.end()
+        key = parameter[1].strip()
+        at = parameter.end()
         if key in arguments:
             raise ValueError(f"the parameter {key[:40]} of {name[:60]} occurs twice")
         arguments[key] = _plain_or_json(parameter[2], name, key, tools)

@@ -124,11 +124,13 @@ class ConcurrentInstance(Instance):
 
     def __init__(self, hosts: ConcurrentHosts, free: asyncio.Semaphore) -> None:
         super().__init__(hosts.interface, SimpleNamespace(alive=set()), 0, "")  # type: ignore[arg-type]
-        self._hosts, self._free = hosts, free
+        self._hosts = hosts
+        self._free = free
         self._environment: Any = None
 
     def drop(self) -> None:
-        environment, self._environment = self._environment, None
+        environment = self._environment
+        self._environment = None
         try:
             if environment is not None:
                 environment.close()
@@ -198,7 +200,8 @@ class ConcurrentInstance(Instance):
         return answer_of(environment, await environment.respond(text), "respond", {"role": "user"})
 
     async def _end(self, **said: Any) -> dict[str, Any]:
-        get_reward, given = member(self._current(), "get_reward"), dict[str, Any](reward=None)
+        get_reward = member(self._current(), "get_reward")
+        given = dict[str, Any](reward=None)
         if get_reward is not None:
             given = reward_at_end(await get_reward(**said), "get_reward", self.interface.roles)
         self.drop()

@@ -59,7 +59,9 @@ class Log(io.RawIOBase):
 
     path: str | None = None
     crashes: int | None = None  # the same file, kept open for the traceback when a signal ends the worker
-    label, left, inside = b"", 0, False
+    label = b""
+    left = 0
+    inside = False
 
     def writable(self) -> bool:
         return True
@@ -86,7 +88,9 @@ class Log(io.RawIOBase):
     def begin(self, path: str | None, label: str) -> None:
         """Begin the output of a call, even if an earlier call has replaced or closed the streams. It goes to this file,
         and so does the traceback if a signal ends the worker; None: it is discarded."""
-        self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
+        self.label = f"[{os.getpid()} {label}] ".encode(errors="replace")
+        self.left = CALL_BYTES
+        self.inside = False
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
         if path == self.path:
             return
@@ -94,7 +98,8 @@ class Log(io.RawIOBase):
         if self.crashes is not None:
             with suppress(OSError):  # an environment may have closed it
                 os.close(self.crashes)
-        self.path, self.crashes = path, None
+        self.path = path
+        self.crashes = None
         if path is not None:
             with suppress(OSError):
                 self.crashes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -161,7 +166,8 @@ def tools_of_row(kind: str, environment: Any, functions: Collection[str] = ()) -
 def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """The opening that `reset` returned. `opening`: the messages that replace the row's; None: keep the row's."""
     reply = _reply(result, "reset", default="")
-    content, messages = reply.content, list(row.get("messages") or ())
+    content = reply.content
+    messages = list(row.get("messages") or ())
     opening: list[dict[str, Any]] | None = None
     if not isinstance(content, str):
         opening = _messages(content, "reset", PROMPT_ROLES)

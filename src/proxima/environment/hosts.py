@@ -42,7 +42,8 @@ class EnvironmentFailure(Exception):
 
     def __init__(self, reason: str, *, collateral: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.collateral = reason, collateral
+        self.reason = reason
+        self.collateral = collateral
 
 
 def too_slow(seconds: float) -> EnvironmentFailure:
@@ -94,7 +95,9 @@ class Hosts:
         memory_mb: int = 1024,
         sandbox: str = "none",
     ) -> None:
-        self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
+        self.spec = spec
+        self.call_seconds = call_seconds
+        self.start_seconds = start_seconds
         self._numbers = count()
         self.log: str | None = None
         options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": memory_mb}
@@ -173,7 +176,10 @@ class Instance:
     """
 
     def __init__(self, interface: EnvironmentInterface, host: "_Host", number: int, label: str) -> None:
-        self.interface, self._host, self._number, self._label = interface, host, number, label
+        self.interface = interface
+        self._host = host
+        self._number = number
+        self._label = label
         self._epoch: int | None = None  # None: it is not open yet
         self.opening: tuple[Message, ...] | None = None  # messages that replace the row's; None: keep the row's
         self.state: str | None = None  # the environment's name for the state before the first turn
@@ -275,7 +281,8 @@ class _Host:
             raise EnvironmentFailure("the workers of the environments are closed") from error
 
     def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None, kept: KeptWorker) -> dict[str, Any]:
-        hosts, opens = self._hosts, job == "open_environment"
+        hosts = self._hosts
+        opens = job == "open_environment"
         if epoch not in (None, kept.deaths):
             raise EnvironmentFailure(f"another episode ended its worker: {kept.why}", collateral=True)
         arguments = {**arguments, "log": hosts.log}

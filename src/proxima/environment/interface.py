@@ -58,7 +58,9 @@ class EnvironmentSpec:
 
         Raises: FieldError: it can't be imported or created, a tool is invalid, or it has neither tools nor `respond`.
         """
-        kept, deadline, left = KeptWorker(start), monotonic() + seconds, seconds
+        kept = KeptWorker(start)
+        deadline = monotonic() + seconds
+        left = seconds
         for _ in range(3):
             try:
                 result = kept.run("inspect", vars(self), left)
@@ -412,7 +414,8 @@ def tool_problem(tool: Any, where: str) -> str:
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict):
         return f'{where}: must be {{"type": "function", "function": {{"name": …, "parameters": …}}}}'
-    place, name = f"{where}.function", function.get("name")
+    place = f"{where}.function"
+    name = function.get("name")
     if not isinstance(name, str) or not name:
         return f"{place}.name: must be a text that is not empty"
     if not isinstance(function.get("description"), str | None):

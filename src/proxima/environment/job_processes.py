@@ -41,7 +41,9 @@ class JobProcesses:
     def __init__(
         self, command: Sequence[str], workers: int, name: str = "the agent's process", grace: float = GRACE_SECONDS
     ) -> None:
-        self.command, self.name, self.grace = tuple(command), name, grace
+        self.command = tuple(command)
+        self.name = name
+        self.grace = grace
         self._most = workers or max(1, usable_cores())
         self._each = 1 if workers else JOBS_EACH
         self._running: list[JobProcess] = []
@@ -74,7 +76,8 @@ class JobProcess:
     """
 
     def __init__(self, command: Sequence[str], name: str = "the agent's process", grace: float = GRACE_SECONDS) -> None:
-        self.name, self.grace = name, grace
+        self.name = name
+        self.grace = grace
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
         self.stopping: dict[int, bool] = {}
         self.ended = self.retired = False
@@ -111,7 +114,8 @@ class JobProcess:
         Raises:
             EnvironmentFailure: the process has ended; JobFailed: because of this job.
         """
-        number, answered = next(self._numbers), Future[dict[str, Any]]()
+        number = next(self._numbers)
+        answered = Future[dict[str, Any]]()
         with self._lock:
             if self.ended or (self.retired and not self._held):
                 raise EnvironmentFailure(f"another episode ended {self.name}", collateral=True)
@@ -188,7 +192,8 @@ class JobProcess:
         """End the process; all its jobs fail."""
         with self._lock:
             self.end()
-            unanswered, self.waiting = self.waiting, {}
+            unanswered = self.waiting
+            self.waiting = {}
         for answered in unanswered.values():
             answered.set_exception(failure)
         with suppress(InvalidStateError):

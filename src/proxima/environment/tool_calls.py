@@ -170,7 +170,8 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
     """
     if not reads_tools(tokenizer):
         return "xml"
-    template, turns = tokenizer.get_chat_template(tools=[{}]), list(rendered_calls(tokenizer, arguments))
+    template = tokenizer.get_chat_template(tools=[{}])
+    turns = list(rendered_calls(tokenizer, arguments))
     for turn in turns:
         for tool_format in READ_BACK:
             if _reads_back(turn, tool_format):

@@ -92,7 +92,8 @@ def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tup
     wrong: dict[Hashable, int] = {}
     for answer, right in zip(answers, correct, strict=True):
         if right or answer in right_answers:
-            for_right, voted = for_right + 1, voted + bool(right)
+            for_right = for_right + 1
+            voted = voted + bool(right)
         elif answer is None:
             silent += 1
         else:

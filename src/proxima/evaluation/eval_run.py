@@ -127,7 +127,8 @@ def run_eval(
     Raises:
         UserError: the model can't be loaded.
     """
-    observer, now = observer or EvalObserver(), time.monotonic
+    observer = observer or EvalObserver()
+    now = time.monotonic
     started = now()
     _prepare_folder(config, folder)
     if answers is not None:
@@ -136,7 +137,8 @@ def run_eval(
     with without_progress_bars(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = replace(config.model.source(config.seed), images=suites[0].images).load()
-        compute, log = ComputeThread(), folder / ENGINE_LOG
+        compute = ComputeThread()
+        log = folder / ENGINE_LOG
         engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
         opened.callback(close_engine, engine)
         if not computes_here(config.engine) and engine.capabilities.takes_weights:
@@ -149,7 +151,9 @@ def run_eval(
         for note in notes:
             observer.warning(note)
         for loaded in suites:
-            name, start, questions = loaded.suite.name, now(), loaded.questions
+            name = loaded.suite.name
+            start = now()
+            questions = loaded.questions
             for note in loaded.notes:
                 if note not in told:
                     observer.warning(note)
@@ -241,7 +245,9 @@ def _prepare_folder(config: Any, folder: Path) -> None:
 
 def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The suite's part of result.json."""
-    suite, questions, extract = loaded.suite, loaded.questions, answer_extractor(loaded.suite.rewards)
+    suite = loaded.suite
+    questions = loaded.questions
+    extract = answer_extractor(loaded.suite.rewards)
     by_source = {
         name: eval_metrics(of_source, samples=suite.samples, ks=ks, extract=extract, seed=config.seed)
         for name, of_source in groups_by_source(suite.sources, groups).items()
@@ -273,7 +279,8 @@ def _spec_facts(spec: Any, table: Kinds) -> dict[str, Any]:
 
 def _run_facts(config: Any, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
     """The entries of result.json about model, engine and versions."""
-    model, environment = config.model, describe_environment(config.seed)
+    model = config.model
+    environment = describe_environment(config.seed)
     parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
     return {
         "model": {

@@ -36,7 +36,9 @@ class Evaluation(RolloutListener):
         progress: Progress,
         sources: Sequence[TaskSource] = (),
     ) -> None:
-        self.prompts, self.generator, self.progress = prompts, generator, progress
+        self.prompts = prompts
+        self.generator = generator
+        self.progress = progress
         self._before = 0
         self.sources = sources
 

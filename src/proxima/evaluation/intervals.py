@@ -59,7 +59,8 @@ def wilson(correct: float, questions: int) -> tuple[float, float]:
     """
     if questions == 0:
         return 0.0, 1.0
-    p, n = correct / questions, questions
+    p = correct / questions
+    n = questions
     scale = 1 + Z * Z / n
     centre = (p + Z * Z / (2 * n)) / scale
     half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n)) / scale
@@ -98,7 +99,8 @@ def bootstrap_mean(
     """
     require(len(values) >= 1, "values", list(values), "must hold at least one question")
     x = np.asarray(values, dtype=np.float64)
-    n, mean = len(x), float(x.mean())
+    n = len(x)
+    mean = float(x.mean())
     if float(np.ptp(x)) < 1e-12:
         return _without_spread(mean, n, span)
     means = np.sort(resampled_means(x, seed, REPLICATES))
@@ -112,7 +114,8 @@ def bootstrap_mean(
 
 def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
     """[replicates] the mean of n values drawn with replacement from `x` [n], each replicate from its own counter."""
-    n, out = len(x), np.empty(replicates)
+    n = len(x)
+    out = np.empty(replicates)
     for start in range(0, replicates, max(1, AT_ONCE // n)):
         stop = min(replicates, start + max(1, AT_ONCE // n))
         out[start:stop] = x[resampled_indices(seed, start, stop, n)].mean(axis=1)
@@ -131,7 +134,8 @@ def _without_spread(mean: float, n: int, span: tuple[float, float] | None) -> In
         return Interval(value=mean, low=mean, high=mean, method="constant", questions=n)
     if span[0] < 0:
         width = wilson(0, n)[1]
-        low, high = max(-1.0, mean - width), min(1.0, mean + width)
+        low = max(-1.0, mean - width)
+        high = min(1.0, mean + width)
         return Interval(value=mean, low=low, high=high, method="wilson", questions=n)
     return replace(wilson_interval(mean * n, n), value=mean)
 
@@ -163,7 +167,8 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) ->
     x, y = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
     require(len(x) == len(y) >= 1, "denominators", len(y), f"must be as many as the {len(x)} numerators, and not 0")
     require(bool(y.sum() > 0), "denominators", float(y.sum()), "must add up to more than 0")
-    ratio, n = float(x.sum() / y.sum()), len(x)
+    ratio = float(x.sum() / y.sum())
+    n = len(x)
     if n == 1:
         return Interval(value=ratio, low=ratio, high=ratio, method="constant", questions=1)
     half = Z * math.sqrt(n / (n - 1) * float(((x - ratio * y) ** 2).sum())) / float(y.sum())

@@ -86,7 +86,8 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
     """The calibration part of `pair_metrics`."""
     confidence = 1 / (1 + np.exp(-np.minimum(np.abs(lead), 700)))
     place = np.clip(np.searchsorted(BINS, confidence, side="right") - 1, 0, len(BINS) - 2)
-    count, bins = int(question.max()) + 1, len(BINS) - 1
+    count = int(question.max()) + 1
+    bins = len(BINS) - 1
     gaps = np.zeros((count, bins))  # of each question: Σ (right - confidence) in each bin
     np.add.at(gaps, (question, place), right - confidence)
     sizes = np.bincount(question, minlength=count).astype(np.float64)
@@ -175,9 +176,11 @@ def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
     """The share of combinations (good, bad) in which the good one is larger, a tie counting half: the area under the
     ROC curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
     wins = (np.sign(np.subtract.outer(good, bad)) + 1) / 2
-    value, spread = float(wins.mean()), 0.0
+    value = float(wins.mean())
+    spread = 0.0
     for shares in (wins.mean(axis=1), wins.mean(axis=0)):
         spread += float(shares.var(ddof=1)) / len(shares) if len(shares) > 1 else 0.0
     half = Z * spread**0.5
-    low, high = max(0.0, value - half), min(1.0, value + half)
+    low = max(0.0, value - half)
+    high = min(1.0, value + half)
     return Interval(value=value, low=low, high=high, method="delong", questions=len(good) + len(bad))

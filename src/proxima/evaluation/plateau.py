@@ -31,14 +31,17 @@ class Plateau:
 
     def reached(self, evaluations: Sequence[Record]) -> str:
         """Return the reason why the run ends after these evaluations, given in order; empty if it does not end."""
-        headline, best, since = Headline.of(evaluations, self.metric), (-math.inf, 0), 0
+        headline = Headline.of(evaluations, self.metric)
+        best = (-math.inf, 0)
+        since = 0
         for record in evaluations:
             if (score := headline.score(record)) is not None:
                 better = score > best[0] + self.min_delta
                 best, since = ((score, record["step"]), 0) if better else (best, since + 1)
         if since < self.patience:
             return ""
-        value, by = abs(best[0]) if headline.lower_is_better else best[0], f" by more than {self.min_delta:g}"
+        value = abs(best[0]) if headline.lower_is_better else best[0]
+        by = f" by more than {self.min_delta:g}"
         improved = f"has not improved{by if self.min_delta else ''} in {since} evaluation{'s' * (since != 1)}"
         return f"plateau: {headline.title} {improved}, its best is {value:.4g} at step {best[1]}"
 

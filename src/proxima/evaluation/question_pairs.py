@@ -172,7 +172,8 @@ def _compared(name: str, pairs: Pairs, metric: str, seed: int) -> PairedComparis
     differences = [b - a for a, b in means]
     won, lost = sum(d > 1e-12 for d in differences), sum(d < -1e-12 for d in differences)
     samples = (max(len(a.correct) for a, _ in pairs), max(len(b.correct) for _, b in pairs))
-    single, shares = samples == (1, 1) and metric == ACCURACY, metric in (ACCURACY, "truncated")
+    single = samples == (1, 1) and metric == ACCURACY
+    shares = metric in (ACCURACY, "truncated")
     single_answers = [metric == ACCURACY and count == 1 for count in samples]
     return PairedComparison(
         name=name,
@@ -275,7 +276,9 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
     if single:
         are_signs = all(d in (-1, 0, 1) for d in differences)
         require(are_signs, "differences", list(differences), "must be -1, 0 or 1 for single answers")
-        won, lost, n = differences.count(1), differences.count(-1), len(differences)
+        won = differences.count(1)
+        lost = differences.count(-1)
+        n = len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)
     return bootstrap_mean(differences, seed=seed, span=(-1.0, 1.0) if shares else None)
@@ -291,7 +294,9 @@ def _as_integers(values: Sequence[float]) -> list[int] | None:
 
 
 def _by_flips(values: np.ndarray, seed: int) -> float:
-    n, far, extreme = len(values), abs(float(values.sum())) * (1 - 1e-12), 0
+    n = len(values)
+    far = abs(float(values.sum())) * (1 - 1e-12)
+    extreme = 0
     rows = max(1, 4_000_000 // n)
     for start in range(0, FLIPS, rows):
         signs = (random_bits(seed, start, min(FLIPS, start + rows), n) & 1).astype(np.float64) * 2 - 1
@@ -333,7 +338,8 @@ def paired_score(won: int, lost: int, questions: int) -> tuple[float, float]:
 
 def _upper_score(won: int, lost: int, n: int) -> float:
     """The largest D in [(won - lost) / n, 1] that the score test does not reject, by bisection to the last bit."""
-    low, high = (won - lost) / n, 1.0
+    low = (won - lost) / n
+    high = 1.0
     while low < (middle := (low + high) / 2) < high:
         b = (2 * n - won + lost) * middle - won - lost
         root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle)) if lost else abs(b)

@@ -229,7 +229,8 @@ def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
         by_uid.setdefault(row["prompt_uid"], []).append(row)
     results = {}
     for uid, samples in sorted(by_uid.items()):
-        correct, metrics = tuple(row["correct"] for row in samples), [_metrics(row) for row in samples]
+        correct = tuple(row["correct"] for row in samples)
+        metrics = [_metrics(row) for row in samples]
         names = dict.fromkeys(name for sample in metrics for name in sample)
         values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
         question, answer = samples[0]["question"], samples[0]["answer"]

@@ -298,7 +298,8 @@ def t_quantile(probability: float, freedom: int) -> float:
 def _central(t: float, freedom: int) -> float:
     """Return the probability that |T| < t."""
     angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     odd = freedom % 2 == 1
     if freedom == 1:
         return 2 * angle / math.pi

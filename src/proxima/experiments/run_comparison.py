@@ -237,7 +237,8 @@ def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
         for run in cell.runs
         for warning in run.summary.get("warnings") or ()
     ]
-    total, texts = sum(len(cell.runs) for cell in cells), []
+    total = sum(len(cell.runs) for cell in cells)
+    texts = []
     for places in _grouped(warned).values():
         seeds = _grouped([(name, seed) for _, name, seed in places])
         runs = ", ".join(f"{name} seed{'s' * (len(of) > 1)} {' and '.join(of)}" for name, of in seeds.items())

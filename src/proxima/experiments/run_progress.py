@@ -46,7 +46,8 @@ class GrowingRecords:
         with self.file.open("rb") as file:
             file.seek(self.end - len(self.last or b""))
             if self.last is None or file.read(len(self.last)) != self.last:
-                self.records, self.end = [], 0
+                self.records = []
+                self.end = 0
             known = len(self.records)
             try:
                 for record, end in lines_from(self.file, self.end):

@@ -195,7 +195,8 @@ def read_whole_summary(files: RunFolder) -> dict[str, Any]:
 
 def has_type(value: Any, hint: Any) -> bool:
     """True if a value of JSON is one of a type: a number, a text, a mapping or a sequence of such, or a union."""
-    kind, inner = get_origin(hint) or hint, get_args(hint)
+    kind = get_origin(hint) or hint
+    inner = get_args(hint)
     if kind is Any:
         return True
     if kind is UnionType:

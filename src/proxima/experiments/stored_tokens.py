@@ -45,7 +45,8 @@ class LossSpecs:
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "LossSpecs":
         """Read the specs from the values of config.yaml. Kinds outside proxima are not imported."""
-        algorithm, train = recipe.get("algorithm"), recipe.get("train") or {}
+        algorithm = recipe.get("algorithm")
+        train = recipe.get("train") or {}
         if not isinstance(algorithm, Mapping):
             return cls(problem="config.yaml has no algorithm")
         if algorithm.get("surrogate") is None:
@@ -111,7 +112,9 @@ class StoredTokens:
     @property
     def proximal_log_prob(self) -> Tensor | None:
         """[T] nats; None if it is neither stored nor known from other columns."""
-        current, behavior, specs = self._column("log_prob"), self._column("behavior_log_prob"), self.specs
+        current = self._column("log_prob")
+        behavior = self._column("behavior_log_prob")
+        specs = self.specs
         if current is None or self.row.get("proximal_log_prob") is not None:
             return self._column("proximal_log_prob")
         if specs.proximal == "behavior":
@@ -130,7 +133,8 @@ class StoredTokens:
     @property
     def next_log_prob(self) -> Tensor | None:
         """[T] nats, as read by the corrections; None without `proximal: next`, or if the proximal one is missing."""
-        proximal, behavior = self.proximal_log_prob, self._column("behavior_log_prob")
+        proximal = self.proximal_log_prob
+        behavior = self._column("behavior_log_prob")
         if self.specs.proximal != "next" or proximal is None or behavior is None:
             return None
         cached = self._column("next_log_prob")
@@ -180,7 +184,8 @@ class StoredTokens:
         """Return the decisions about its tokens; None if `problem` gives a reason."""
         if self.problem():
             return None
-        current, tokens = self._column("log_prob"), len(self.row["tokens"])
+        current = self._column("log_prob")
+        tokens = len(self.row["tokens"])
         assert current is not None and self.specs.surrogate is not None
         batch = PolicyBatch(
             log_prob=current,

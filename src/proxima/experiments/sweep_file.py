@@ -51,8 +51,10 @@ def read_sweep(
     if "recipe" not in keys and {"extends", "model"} & keys:
         raise one_problem(shown_path(file), "is a recipe; train it with proxima train, or name it in a sweep")
     reader = _SweepFileReader(file, root.mapping or {})
-    recipe, seeds = reader.recipe(), reader.seeds()
-    jobs, cells = reader.jobs(jobs), reader.cells(recipe)
+    recipe = reader.recipe()
+    seeds = reader.seeds()
+    jobs = reader.jobs(jobs)
+    cells = reader.cells(recipe)
     if reader.problems:
         raise ConfigError(reader.problems)
     assert recipe is not None
@@ -82,7 +84,8 @@ class _SweepFileReader:
     """Reads the fields of a sweep file, and collects the mistakes in them."""
 
     def __init__(self, file: Path, fields: Mapping[str, Node]) -> None:
-        self.file, self.fields = file, fields
+        self.file = file
+        self.fields = fields
         self.problems: list[Problem] = []
         self.family: type = RunConfig  # of the recipe
         for key, node in fields.items():
@@ -135,7 +138,9 @@ class _SweepFileReader:
 
     def cells(self, recipe: Path | None) -> tuple[SweepCell, ...]:
         info = root_field(self.family)
-        common, axes, named = self.layer("set", self.fields.get("set")), self.axes(), self.named()
+        common = self.layer("set", self.fields.get("set"))
+        axes = self.axes()
+        named = self.named()
         if self.problems:
             return ()
         short = _short_keys([key for key, _ in axes])
@@ -218,7 +223,8 @@ def _build_cell(
     name: str, fields: Node, common: Node, grid: Sequence[tuple[str, str, Node]], info: FieldInfo
 ) -> SweepCell:
     """Merge `set`, then the value of each axis (as key, short key, value), then the fields under the cell's name."""
-    parts, tree = [name] if name else [], merge(Node({}, fields.source), common, info)
+    parts = [name] if name else []
+    tree = merge(Node({}, fields.source), common, info)
     for key, short, value in grid:
         parts.append(f"{short}={_value_name(value)}")
         tree = merge(tree, _nested(key, value), info)

@@ -106,7 +106,8 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
     config = run.folder / "config.yaml"
     if not config.is_file():
         return None
-    where, remedy = shown_path(run.folder), "use another --folder, or delete this one to start over"
+    where = shown_path(run.folder)
+    remedy = "use another --folder, or delete this one to start over"
     try:
         before = resolve(config, root=None, import_code=run.resolved.import_code).config
     except ConfigError as error:

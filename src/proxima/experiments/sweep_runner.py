@@ -107,9 +107,11 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
     summary = read_summary(RunFolder(run.folder))
     status = summary.get("status")
     if status == "done":
-        progress.state, progress.before = RunState.DONE, True
+        progress.state = RunState.DONE
+        progress.before = True
     elif status in ("failed", "untrained") and not retry_failed:
-        progress.state, progress.before = RunState.FAILED, True
+        progress.state = RunState.FAILED
+        progress.before = True
         progress.error = f"{summary.get('error') or 'failed'}; run it again with --retry-failed"
     return progress
 
@@ -144,7 +146,8 @@ class _SweepLoop:
                     try:
                         self.start(progress)
                     except OSError as error:  # a full disk, too many processes: fails this run only
-                        progress.state, progress.error = RunState.FAILED, f"could not start: {error}"
+                        progress.state = RunState.FAILED
+                        progress.error = f"could not start: {error}"
                         self.changed(progress)
                 time.sleep(self.poll)
                 for job in list(self.jobs):

@@ -168,7 +168,8 @@ def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callab
 
     def bound(name: str, kinds: str) -> Callable[..., None]:
         function = getattr(of, name)
-        function.argtypes, function.restype = [*(TYPES[kind] for kind in kinds), ctypes.c_int], None
+        function.argtypes = [*(TYPES[kind] for kind in kinds), ctypes.c_int]
+        function.restype = None
 
         def call(*values: Tensor | float | None) -> None:
             pointers = [each.data_ptr() if isinstance(each, Tensor) else each for each in values]

@@ -92,7 +92,8 @@ def sample_kernel() -> Draw | None:
         last = logits.shape[1] - 1
         if missing := -logits.shape[1] % COLUMNS:  # tokens of no probability are never drawn
             logits = F.pad(logits, (0, missing), value=-torch.inf)
-        tokens, log_probs = torch.empty(len(logits), dtype=torch.long), torch.empty(len(logits))
+        tokens = torch.empty(len(logits), dtype=torch.long)
+        log_probs = torch.empty(len(logits))
         sample(logits, temperature.float().contiguous(), uniform.contiguous(), tokens, log_probs, *logits.shape)
         return tokens.clamp_(max=last), log_probs  # a row of NaN, which the caller finds, has no largest token
 
@@ -114,7 +115,8 @@ class TileLinear:
         tiles of 16 outputs at a time, inputs in pairs. Written to `out` if given."""
         if any(len(weight) % (2 * SIDE) for weight, _ in parts):
             parts = [(torch.cat([weight if order is None else weight[order] for weight, order in parts]), None)]
-        height, width = sum(len(weight) for weight, _ in parts), parts[0][0].shape[1]
+        height = sum(len(weight) for weight, _ in parts)
+        width = parts[0][0].shape[1]
         if out is None:
             sizes = height // (2 * SIDE), width // DEPTH, 2, SIDE, DEPTH // 2, 2
             out = torch.empty(sizes, dtype=torch.bfloat16)

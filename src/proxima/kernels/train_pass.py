@@ -16,7 +16,8 @@ LANES, HEAD = 16, 32  # widths are multiples of the one, head dimensions of the 
 PARTS = 16  # parts in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-MAPPED, TRIMMED = 1 << 27, (1 << 31) - 1
+MAPPED = 1 << 27
+TRIMMED = (1 << 31) - 1
 LAYER = {
     "norm": "pppfpppnn",
     "norm_backward": "ppppppppnn",
@@ -61,7 +62,8 @@ class TrainKernels:
     def norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         """x + delta [n, D], float32; its RMS norm; 1 / RMS [n], float32. x [n, D], weight [D] float32."""
         total = x if delta is None else torch.empty_like(x)
-        out, scale = torch.empty_like(x, dtype=BF16), x.new_empty(len(x))
+        out = torch.empty_like(x, dtype=BF16)
+        scale = x.new_empty(len(x))
         self._calls["norm"](x, delta, weight, eps, total, out, scale, *x.shape)
         return total, out, scale
 
@@ -69,7 +71,8 @@ class TrainKernels:
         self, grad: Tensor, grad_sum: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor, *, both: bool
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """The gradient of x [n, D] float32, the same of delta if `both`, and of the weight [D] float32."""
-        grad_x, parts = torch.empty_like(total), total.new_empty(PARTS, total.shape[1])
+        grad_x = torch.empty_like(total)
+        parts = total.new_empty(PARTS, total.shape[1])
         grad_delta = torch.empty_like(total, dtype=BF16) if both else None
         self._calls["norm_backward"](grad, grad_sum, total, weight, scale, grad_x, grad_delta, parts, *total.shape)
         return grad_x, grad_delta, parts.sum(0)
@@ -108,7 +111,9 @@ class TrainKernels:
 
     def attention(self, qkv: Tensor, turns: Turns, segments: PackedSegments) -> tuple[Tensor, Tensor]:
         """[L, H * D], and the log of the sum of the weights [L, H], float32, of qkv [L, (H + 2 H_kv) * D]."""
-        length, heads, kv_heads = len(qkv), segments.heads, segments.kv_heads
+        length = len(qkv)
+        heads = segments.heads
+        kv_heads = segments.kv_heads
         out = qkv.new_empty(length, qkv.shape[1] * heads // (heads + 2 * kv_heads))
         log_sum = torch.empty(length, heads)
         sizes = (segments.scale, len(segments.parents), heads, kv_heads)
@@ -120,7 +125,8 @@ class TrainKernels:
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients of qkv, and of the norms of queries and keys, [2, D] float32."""
         heads, kv_heads = segments.heads, segments.kv_heads
-        grad_qkv, norms = torch.empty_like(qkv), None
+        grad_qkv = torch.empty_like(qkv)
+        norms = None
         if turns.query_norm is not None:
             tasks = kv_heads * int((segments.parents < 0).sum())
             norms = torch.zeros(tasks, 2, len(turns.query_norm))

@@ -111,7 +111,9 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Number
         tokens["penalty"] = specs["penalty"](b)
     aggregate = specs.get("aggregate", TokenMean())
     if "surrogate" in specs:
-        correction, penalty, surrogate = specs.get("correction"), specs.get("penalty"), specs["surrogate"]
+        correction = specs.get("correction")
+        penalty = specs.get("penalty")
+        surrogate = specs["surrogate"]
         loss = policy_loss(b, surrogate=surrogate, aggregate=aggregate, correction=correction, penalty=penalty)
         tokens |= {"token_loss": surrogate(b).loss, "keep": loss.keep.double()}
         if hasattr(surrogate, "threshold") and callable(surrogate.threshold):

@@ -108,7 +108,8 @@ OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # arguments of a `
 def advantage_runs(spec: Any, case: Any) -> None:
     """For outcomes that are all valid, the advantage is a tensor [S] or [N] of finite numbers."""
     outcomes = case.outcomes if isinstance(case, OutcomesCase) else case
-    value, right = spec(outcomes), outcomes.reward.shape
+    value = spec(outcomes)
+    right = outcomes.reward.shape
     require_kind(value, Tensor, f"a tensor {list(right)}")
     require_that(value.shape == right, f"shape {list(value.shape)}, expected {list(right)}")
     require_that(bool(value.isfinite().all()), f"an advantage is not finite: {value.tolist()}")
@@ -164,7 +165,8 @@ def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
 def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
     """The order of the sequences is irrelevant."""
     lengths, key = case
-    rewards, order = token_rewards(lengths, key), torch.tensor(permutation(len(lengths), key)).long()
+    rewards = token_rewards(lengths, key)
+    order = torch.tensor(permutation(len(lengths), key)).long()
     assert rewards.group is not None
     starts = rewards.cu_seqlens.tolist()
     places = torch.tensor([starts[i] + at for i in order.tolist() for at in range(lengths[i])]).long()

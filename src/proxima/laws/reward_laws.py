@@ -47,7 +47,8 @@ Texts = tuple[str, ...]  # completions of one prompt
 
 def scores_of(spec: Any, texts: Texts) -> list[Score]:
     """The scores of a group, from a runner with only this reward, and with an answer that it can use."""
-    question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
+    question = {"role": "user", "content": "6 * 7 = ?"}
+    tokens = np.array([1, 2], dtype=np.int32)
     prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=readable_answer(spec))
     completions = [Completion.of_text(1, i, text, [3] * min(len(text), 64)) for i, text in enumerate(texts)]
     runner = RewardRunner([spec], timeout=TIMEOUT)

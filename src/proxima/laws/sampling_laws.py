@@ -200,7 +200,8 @@ async def lengths(case: EngineUnderTest, engine: Engine) -> None:
             if c.finish_reason != "stop":
                 ended = f"max_tokens={most}: finish_reason {c.finish_reason!r} after {len(c.tokens)} tokens"
                 require_that(c.finish_reason == "length" and len(c.tokens) == most, ended)
-    limit, room = min(case.full_length(), engine.capabilities.max_length or LIMIT + 1), 4
+    limit = min(case.full_length(), engine.capabilities.max_length or LIMIT + 1)
+    room = 4
     if limit > LIMIT:
         return
     (c,) = await ask(engine, [1 + i % 60 for i in range(limit - room)], max_tokens=50)

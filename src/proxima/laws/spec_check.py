@@ -67,7 +67,9 @@ def check_kind(slot: str | None, kind: str, fields: Sequence[str], model: str | 
         UserError: the slot, kind or field is unknown.
     """
     if kind in {info.name for info in fields_of(CheckConfig)} and fields and "=" not in fields[0]:
-        slot, kind, fields = kind, fields[0], fields[1:]
+        slot = kind
+        kind = fields[0]
+        fields = fields[1:]
     slot = slot or slot_of_kind(kind)
     spec = spec_from_words(slot, kind, fields)
     if slot == "reward":
@@ -154,7 +156,8 @@ def slot_of_kind(kind: str) -> str:
         if slots:
             raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
         kinds = [name for table in tables.values() for name in table]
-        near, remedy = nearest(kind, kinds), "give a kind of `proxima list`, package.module:Class, or a run folder"
+        near = nearest(kind, kinds)
+        remedy = "give a kind of `proxima list`, package.module:Class, or a run folder"
         raise UserError(f"{kind!r} is neither a kind nor a run", remedy=f"did you mean {near!r}?" if near else remedy)
     try:
         cls = class_at(kind)

@@ -62,7 +62,8 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
     b = case.batch
     token = spec(b).loss
     if leaking := (~b.loss_mask & (token != 0)).nonzero().flatten().tolist():
-        value, shown = float(token.detach()[leaking[0]]), values_at(b, spec, leaking[0])
+        value = float(token.detach()[leaking[0]])
+        shown = values_at(b, spec, leaking[0])
         raise Violation(f"loss is not 0 outside the loss mask: {value:g} at token {leaking[0]}, with {shown}")
     require_finite(token, b, spec, "the loss")
     for kind in case.aggregates:
@@ -76,7 +77,8 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
 
 def surrogate_permutation(spec: Any, case: BatchCase) -> None:
     """The order of the sequences is irrelevant."""
-    b, order = case.batch, case.order()
+    b = case.batch
+    order = case.order()
     for kind in case.aggregates:
         aggregate = AGGREGATES[kind]
         loss, gradient = loss_and_gradient(b, spec, aggregate())
@@ -102,7 +104,8 @@ def require_exact_split(
     """Raise `Violation` unless the micro-batches with these sequences add up to the whole batch."""
     ready = precompute(b, surrogate=spec, correction=correction)
     loss_of = partial(policy_loss, surrogate=spec, aggregate=aggregate, correction=correction)
-    whole, parts = loss_of(b), [loss_of(ready.batch.take(part)) for part in rows]
+    whole = loss_of(b)
+    parts = [loss_of(ready.batch.take(part)) for part in rows]
     numerator = torch.stack([part.numerator for part in parts]).sum()
     denominator = torch.stack([part.denominator for part in parts]).sum()
     require_close(numerator, whole.numerator, "numerator, summed over micro-batches")

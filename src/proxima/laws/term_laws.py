@@ -33,7 +33,8 @@ def partner(spec: Any) -> Surrogate:
 
 def correction_shape(spec: Any, case: BatchCase) -> None:
     """Weights are finite, detached and at least 0; rejected tokens have weight 0; a term of the loss stays in it."""
-    b, result = case.batch, spec(case.batch)
+    b = case.batch
+    result = spec(case.batch)
     weight, keep, like = result.weight, result.keep, b.log_prob
     require_that(weight.shape == keep.shape == like.shape, f"weight and keep must have shape [{len(b)}]")
     require_that(weight.dtype == like.dtype, f"weight is {weight.dtype}, expected {like.dtype}")
@@ -49,7 +50,8 @@ def correction_shape(spec: Any, case: BatchCase) -> None:
 
 def correction_composition(spec: Any, case: BatchCase) -> None:
     """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
-    b, surrogate = case.batch, partner(spec)
+    b = case.batch
+    surrogate = partner(spec)
     for kind in case.aggregates:
         aggregate = AGGREGATES[kind]
         loss, gradient = loss_and_gradient(b, surrogate, aggregate(), correction=spec)
@@ -225,7 +227,8 @@ def zero_where_equal(spec: Any, case: BatchCase) -> None:
 
 def bucket_derivative(spec: Any, case: BatchCase) -> None:
     """From the top K, the gradient is the derivative of the value."""
-    b, gradient = case.batch, _gradient(spec, case.batch)
+    b = case.batch
+    gradient = _gradient(spec, case.batch)
     assert b.bucket_log_prob is not None
     for column in range(b.bucket_log_prob.shape[1]):
         shift = torch.zeros_like(b.bucket_log_prob)

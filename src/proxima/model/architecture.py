@@ -87,7 +87,8 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
     """
     untyped: Any = model
     backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
-    head, name = untyped.get_output_embeddings(), plain_type(model).__name__
+    head = untyped.get_output_embeddings()
+    name = plain_type(model).__name__
     if backbone is untyped:
         raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
     if (kind := plain_type(base_layer(head))) is not nn.Linear:
@@ -156,7 +157,8 @@ def untie_config(model: Any, config: Any = None) -> None:
     are: after a merged adapter of the head, or in a file that holds both. Whoever reads a config that says tied may
     drop one of them."""
     config = model.config if config is None else config
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
         return
     for part in (config, config.get_text_config()):

@@ -175,7 +175,9 @@ class Segments:
     each other, whichever is first; -1 is text; None: nothing does."""
 
     def __init__(self, batch: PackedBatch, image: Tensor | None = None) -> None:
-        parent, seen, contexts = batch.parents, batch.seen, batch.contexts()
+        parent = batch.parents
+        seen = batch.seen
+        contexts = batch.contexts()
         spans = list(pairwise(batch.edges))
         device = batch.tokens.device
         buckets: dict[tuple[bool | int, ...], list[int]] = {}

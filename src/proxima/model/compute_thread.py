@@ -60,7 +60,8 @@ class ComputeThread:
 
         A report that raises does not stop the call; its exception is raised when the call has ended.
         """
-        loop, errors = asyncio.get_running_loop(), list[BaseException]()
+        loop = asyncio.get_running_loop()
+        errors = list[BaseException]()
 
         def on_loop(done: int, total: int) -> None:
             try:

@@ -33,7 +33,8 @@ def is_ours(error: BaseException, model: type) -> bool:
     if is_out_of_memory(error):
         return True
     own = {kind.__module__ for kind in model.__mro__}
-    last, of_model = None, False
+    last = None
+    of_model = False
     trace = error.__traceback__
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
@@ -42,7 +43,8 @@ def is_ours(error: BaseException, model: type) -> bool:
             of_model = True
         elif room == "proxima":
             of_model = False
-        last, trace = trace, trace.tb_next
+        last = trace
+        trace = trace.tb_next
     if last is None or of_model:
         return False
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("proxima."):

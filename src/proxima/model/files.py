@@ -84,7 +84,8 @@ def require_hub_name(path: str) -> None:
         return
     place = Path(path).expanduser()
     where = "" if place.is_absolute() else ": a path is relative to the current folder"
-    near, there = did_you_mean(place), two_readings(path)
+    near = did_you_mean(place)
+    there = two_readings(path)
     remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
     raise FieldError("model.path", path, f"does not exist{where}", remedy=remedy)
 

@@ -128,8 +128,11 @@ class _WholeResponses(NamedTuple):
         """The layout of a batch; None where responses share only prompts."""
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
-        parents, prompts = [*batch.parents], dict(zip(batch.responses, batch.prompts, strict=True))
-        rows, lengths, edges = list[Tensor](), list[Tensor](), [0]
+        parents = [*batch.parents]
+        prompts = dict(zip(batch.responses, batch.prompts, strict=True))
+        rows = list[Tensor]()
+        lengths = list[Tensor]()
+        edges = [0]
         for g, (span, context) in enumerate(zip(pairwise(batch.edges), batch.contexts(), strict=True)):
             if g not in prompts:
                 parents[g] = -1
@@ -222,7 +225,8 @@ class _Norm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         total, out, scale = kernels.norm(x, delta, weight, eps)
         ctx.save_for_backward(total, weight, scale)
-        ctx.kernels, ctx.added = kernels, delta is not None
+        ctx.kernels = kernels
+        ctx.added = delta is not None
         return total if ctx.added else None, out
 
     @staticmethod
@@ -249,7 +253,9 @@ class _PackedAttention(torch.autograd.Function):
         turns = turns._replace(query_norm=query_norm, key_norm=key_norm)
         out, log_sum = kernels.attention(qkv, turns, segments)
         ctx.save_for_backward(qkv, out, log_sum, query_norm, key_norm)
-        ctx.kernels, ctx.turns, ctx.segments = kernels, turns, segments
+        ctx.kernels = kernels
+        ctx.turns = turns
+        ctx.segments = segments
         return out
 
     @staticmethod
@@ -295,7 +301,9 @@ class _FusedLogProb(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, want_entropy: bool,
         entropy_gradient: bool, chunk: int, kernels: TrainKernels,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        h, w, vocabulary = hidden.bfloat16(), _whole_lanes(weight), len(weight)
+        h = hidden.bfloat16()
+        w = _whole_lanes(weight)
+        vocabulary = len(weight)
         log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
         entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
         ctx.logits = None
@@ -308,7 +316,9 @@ class _FusedLogProb(torch.autograd.Function):
                 ctx.logits = logits
             del logits
         ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
-        ctx.chunk, ctx.kernels, ctx.vocabulary = chunk, kernels, vocabulary
+        ctx.chunk = chunk
+        ctx.kernels = kernels
+        ctx.vocabulary = vocabulary
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return log_prob, entropy
@@ -319,9 +329,11 @@ class _FusedLogProb(torch.autograd.Function):
         """Over blocks of the vocabulary rather than of rows, so that no gradient of the head is added to another."""
         h, w, target, temperature, log_z, entropy = ctx.saved_tensors
         kernels: TrainKernels = ctx.kernels
-        grad_h, grad_w = torch.zeros(h.shape), torch.empty(w.shape) if ctx.needs_input_grad[1] else None
+        grad_h = torch.zeros(h.shape)
+        grad_w = torch.empty(w.shape) if ctx.needs_input_grad[1] else None
         of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
-        turned, grad = kernels.transposed(h), grad.contiguous()
+        turned = kernels.transposed(h)
+        grad = grad.contiguous()
         logits, ctx.logits = ctx.logits, None  # overwritten by their gradient: a second pass computes them again
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
@@ -340,7 +352,8 @@ class _FusedLogProb(torch.autograd.Function):
 def _whole_lanes(weight: Tensor) -> Tensor:
     """The head in bf16, with rows of 0 up to a multiple of LANES tokens, as kernels read the logits."""
     whole = weight.new_empty(-(-len(weight) // LANES) * LANES, weight.shape[1], dtype=torch.bfloat16)
-    whole[: len(weight)], whole[len(weight) :] = weight, 0
+    whole[: len(weight)] = weight
+    whole[len(weight) :] = 0
     return whole
 
 

@@ -230,7 +230,8 @@ def _shard(number: int, total: int) -> str:
 
 
 def _parts(tensors: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
-    parts, filled = [dict[str, StoredTensor]()], 0
+    parts = [dict[str, StoredTensor]()]
+    filled = 0
     for name, tensor in tensors.items():
         if parts[-1] and filled + tensor.size > FILE:
             parts.append({})

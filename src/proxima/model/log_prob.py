@@ -194,7 +194,11 @@ class _BlockwiseLogProb(torch.autograd.Function):
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, masked_z)
-        ctx.chunk, ctx.compute, ctx.mask, ctx.part, ctx.fused = chunk, compute, mask, part, fused
+        ctx.chunk = chunk
+        ctx.compute = compute
+        ctx.mask = mask
+        ctx.part = part
+        ctx.fused = fused
         return log_prob, entropy, more
 
     @staticmethod
@@ -320,7 +324,8 @@ def _differentiated(
     else:
         d_logits = log_p.exp_().mul_(-g_all)
     if masked is not None and sets is not None:
-        gap, g = sets[2], sets[3].to(log_p.dtype)
+        gap = sets[2]
+        g = sets[3].to(log_p.dtype)
         d_logits[masked.row, masked.ids] -= (masked.values + gap[masked.row]).exp() * g[masked.row]
     if columns.in_one_pass:
         ids = torch.arange(d_logits.shape[1], device=d_logits.device)
@@ -396,12 +401,14 @@ def top_k_log_prob(
             span = slice(at, at + chunk)
             for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
                 largest = logits[:, :within].topk(own, dim=1)
-                ids[span][rows, :own], top[span][rows, :own] = largest.indices + first, largest.values
+                ids[span][rows, :own] = largest.indices + first
+                top[span][rows, :own] = largest.values
                 chosen[span][rows] = logits.gather(1, near[span][rows, None]).squeeze(1)
                 log_z[span][rows] = logits.logsumexp(1)
                 del logits
         if part is not None:
-            log_z, chosen = part.logsumexp(log_z), part.values_of(target, chosen)
+            log_z = part.logsumexp(log_z)
+            chosen = part.values_of(target, chosen)
             top, ids = part.largest(top, ids, k)
     return TopTokens(chosen - log_z, ids, top - log_z[:, None])
 
@@ -423,7 +430,9 @@ def log_sum_square(
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
-        h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+        h = hidden.to(compute)
+        w = weight.to(compute)
+        b = None if bias is None else bias.to(compute)
         sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
         mask = mask if part is None or mask is None else part.local_mask(mask)
@@ -433,8 +442,10 @@ def log_sum_square(
                 square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
                 if mask is not None:
                     masked = mask.of(logits, at + rows.start)
-                    square, log_z = masked.logsumexp(square, scale=2.0), masked.logsumexp(log_z)
-                sums[span][rows], logs[span][rows] = square, log_z
+                    square = masked.logsumexp(square, scale=2.0)
+                    log_z = masked.logsumexp(log_z)
+                sums[span][rows] = square
+                logs[span][rows] = log_z
                 del logits
         if part is not None:
             sums, logs = part.logsumexp(sums), part.logsumexp(logs)

@@ -24,7 +24,8 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
         cost = tokens_laid_out(item, share_prompt, items[i - 1][-1].group if i else None)
         if not out or used + cost > budget:
             out.append([])
-            used, cost = 0, tokens_laid_out(item, share_prompt)
+            used = 0
+            cost = tokens_laid_out(item, share_prompt)
         out[-1].append(i)
         used += cost
     return out
@@ -43,7 +44,9 @@ def tokens_laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int |
 def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
     """Tokens that a micro-batch of these items feeds to the model: the length of its packed axis, without packing it.
     The last token of a response is not fed: it predicts nothing."""
-    total, opener, before = 0, None, None
+    total = 0
+    opener = None
+    before = None
     for trajectory in (trajectory for item in items for trajectory in item):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
         if before is None or before.group != trajectory.group:

@@ -37,7 +37,8 @@ def require_moe(config: Any, field: str, value: object) -> None:
     """Raise FieldError for `field` if a config of transformers is of a model without experts, or with routers that are
     not supported here."""
     if not is_moe(config):
-        kinds, kind = ", ".join(FAMILIES), TextConfig.of(config).family
+        kinds = ", ".join(FAMILIES)
+        kind = TextConfig.of(config).family
         bound = f"needs a mixture of experts of the kinds {kinds}, and model.path is of kind {kind}"
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
 
@@ -76,7 +77,8 @@ def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _ask(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-    routing, router.routing = router.routing, None
+    routing = router.routing
+    router.routing = None
     if routing is None:
         return None
     return output[0], *routing.route(number, router, *output)
@@ -98,7 +100,9 @@ class RoutingPass:
     """
 
     def __init__(self, given: Tensor | None = None, *, keeps_logits: bool = False, recomputed: bool = False) -> None:
-        self.given, self.keeps_logits, self.recomputed = given, keeps_logits, recomputed
+        self.given = given
+        self.keeps_logits = keeps_logits
+        self.recomputed = recomputed
         self._chosen: dict[int, Tensor] = {}  # by MoE layer: [L, K]
         self._logits: dict[int, Tensor] = {}  # [L, E], with gradient
         self._differing: dict[int, Tensor] = {}  # [L], experts that the router would not have chosen
@@ -196,7 +200,8 @@ class OtherWeights:
     """A module as its forward method reads it, but with other weights and settings, and without hooks."""
 
     def __init__(self, module: Any, weights: Mapping[str, Tensor], **settings: Any) -> None:
-        self.module, self.weights = module, weights
+        self.module = module
+        self.weights = weights
         vars(self).update({**weights, **settings})
 
     def __getattr__(self, name: str) -> Any:

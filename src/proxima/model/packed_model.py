@@ -122,7 +122,8 @@ class PackedModel:
         attention = path
         self.attention = attention
         self.share_prompt = share_prompt and attention != "padded"
-        self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
+        self.compute_dtype = compute_dtype
+        self.replays_routes = replays_routes
         self.compiles = compile
         # a model without attention takes no name for it
         if attention != "padded" or self.model._supports_sdpa:
@@ -132,7 +133,8 @@ class PackedModel:
             )
         self.images: Any = None  # an `ImageReader`, where prompts show images
         if loaded.images is not None:
-            shown, remedy = attention == "packed", "set it to packed"
+            shown = attention == "packed"
+            remedy = "set it to packed"
             require(shown, "model.attention", attention, "can't be shown images", remedy=remedy)
             self.images = ImageReader(self.model, loaded.images, trained=loaded.vision_lr_ratio > 0)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again

@@ -81,7 +81,8 @@ class Policy(PackedModel):
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
         routing = self.routing(batch, needs)
         with self.autocast():
-            hidden, score = self.hidden(batch, routing), self._scorer(batch)
+            hidden = self.hidden(batch, routing)
+            score = self._scorer(batch)
             outputs = score(
                 hidden,
                 **self.head_parts(),
@@ -93,7 +94,8 @@ class Policy(PackedModel):
                 fused=self.compiles,
             )
         of_routers = {} if routing is None else routing.outputs(batch, needs)
-        others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
+        others = outputs.others
+        split = 0 if batch.top_k is None else batch.top_k.shape[1]
         return {
             "log_prob": outputs.log_prob,
             "entropy": outputs.entropy,
@@ -113,7 +115,8 @@ class Policy(PackedModel):
         return partial(sampled_log_prob, batch)
 
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        head, mask = self.head_parts(), _sampling_mask(batch)
+        head = self.head_parts()
+        mask = _sampling_mask(batch)
         with self.autocast():
             return log_sum_square(hidden, temperature=batch.temperature, **head, mask=mask, chunk=self.log_prob_chunk)
 

@@ -34,7 +34,8 @@ def fix_positions(model: nn.Module, longest: int | None, own_limit: int, field: 
         UserError: `longest` is None, and short sequences have other factors than those of `own_limit` tokens; or other
             factors were fixed before.
     """
-    name, most = plain_type(model).__name__, min(longest or own_limit, own_limit)
+    name = plain_type(model).__name__
+    most = min(longest or own_limit, own_limit)
     for module, layer_type in _chosen_by_length(model):
         factors, short = (_factors(module, layer_type, length) for length in (most, 1))
         if longest is None and not torch.equal(factors[0], short[0]):
@@ -90,7 +91,8 @@ def context_limit(config: Any) -> int:
     limit = int(TextConfig.of(config).positions or 1 << 20)
     extended = [limit]
     for each in rotary_settings(config):
-        kind, factor = each.get("rope_type"), each.get("factor") or 1
+        kind = each.get("rope_type")
+        factor = each.get("factor") or 1
         if kind == "linear":
             extended.append(int(limit * factor))
         elif kind == "yarn":
@@ -133,7 +135,9 @@ def _factors(module: Any, layer_type: str | None, length: int) -> tuple[Tensor, 
 
 def _change(module: Any, layer_type: str | None, own_limit: int) -> int:
     """The longest sequence with the factors of short ones."""
-    short, low, high = _factors(module, layer_type, 1)[0], 1, own_limit
+    short = _factors(module, layer_type, 1)[0]
+    low = 1
+    high = own_limit
     while high - low > 1:
         middle = (low + high) // 2
         same = torch.equal(_factors(module, layer_type, middle)[0], short)

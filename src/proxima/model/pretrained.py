@@ -116,7 +116,8 @@ class UnloadedModel:
         Raises:
             FieldError: as `load_config`, `load_tokenizer`, `require_rows` and `require_length`.
         """
-        config, tokenizer = load_config(path, revision), load_tokenizer(path, revision)
+        config = load_config(path, revision)
+        tokenizer = load_tokenizer(path, revision)
         require_rows(path, tokenizer, config)
         require_length(config, max_length)
         context = max_length or context_limit(config.get_text_config())
@@ -185,7 +186,8 @@ def rowless_ids(vocabulary: Mapping[str, int], rows: int) -> str | None:
 def stop_tokens_of(generation: Any, config: Any, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end a completion: those of `own_stop_tokens`, and the token with which the chat template ends a turn
     of the assistant, which base models, and some others, lack in their files."""
-    own, end = own_stop_tokens(generation, config, tokenizer), turn_end(tokenizer)
+    own = own_stop_tokens(generation, config, tokenizer)
+    end = turn_end(tokenizer)
     return own if end is None or end.token is None else tuple(dict.fromkeys((*own, end.token)))
 
 
@@ -200,7 +202,8 @@ def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
 
 def check_device(device: str, field: str = "device") -> None:
     """Raise FieldError for a device of an unknown kind, or one that this machine lacks."""
-    match, count = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device), torch.cuda.device_count()
+    match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device)
+    count = torch.cuda.device_count()
     require(match is not None, field, device, "is not a device of proxima; write auto, cpu, cuda or cuda:1")
     there = match is None or not device.startswith("cuda") or int(match[1] or 0) < count
     require(there, field, device, f"this machine has {count} CUDA devices", remedy=f"set {field}=cpu, or auto")
@@ -242,7 +245,8 @@ def check_path(path: str) -> None:
         remedy = f"`proxima export {path} MODEL` writes it to a folder; give that"
         raise FieldError("model.path", path, "is a run, not its model", remedy=remedy)
     elif place.is_dir():
-        remedy, complete = "give a Hugging Face model folder or a .gguf file", (place / "config.json").is_file()
+        remedy = "give a Hugging Face model folder or a .gguf file"
+        complete = (place / "config.json").is_file()
         require(complete, "model.path", path, "is a folder without config.json", remedy=remedy)
         check_model_files(path, place)
     elif place.is_file():
@@ -277,7 +281,8 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     path, revision = _place_of("config.json", path, revision)
     config: PretrainedConfig = read_pretrained(AutoConfig, path, revision, "can't be read")
     kernel = config._attn_implementation
-    bound, remedy = f"names code of the hub for its attention, {kernel}", "leave attn_implementation out of config.json"
+    bound = f"names code of the hub for its attention, {kernel}"
+    remedy = "leave attn_implementation out of config.json"
     require("/" not in str(kernel), "model.path", path, bound, remedy=remedy)  # transformers would download and run it
     bound = f"has config.json with the config of a part, such as text_config, which a {config.model_type} does not have"
     is_built = not isinstance(config.get_text_config(), dict)
@@ -364,7 +369,8 @@ def read_pretrained(reader: Any, path: str, revision: str | None, problem: str, 
     """
     place = Path(path).expanduser()
     if place.suffix == ".gguf":
-        folder, more = str(place.parent), {"gguf_file": place.name} | more
+        folder = str(place.parent)
+        more = {"gguf_file": place.name} | more
     else:
         folder = str(place) if path.startswith("~") else path
     try:

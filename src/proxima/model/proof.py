@@ -134,7 +134,8 @@ class Proof:
 
     def own_outputs(self, row: Trajectory) -> Tensor:
         """What the twin says alone of a row's response tokens: [T, V] log-probs, or [T, 1] scores of what is before."""
-        whole, start = [*row.prompt_tokens.tolist(), *row.tokens.tolist()], len(row.prompt_tokens)
+        whole = [*row.prompt_tokens.tolist(), *row.tokens.tolist()]
+        start = len(row.prompt_tokens)
         if self.scalar:
             return torch.cat([self.own_logits(whole[:end]) for end in range(start, len(whole))])
         return self.own_logits(whole)[start - 1 : -1].log_softmax(-1)
@@ -170,7 +171,8 @@ class Proof:
             if is_ours(error, plain_type(twin)):
                 raise
             raise self.refused(f"its decoder can't be run without its head: {reason_of(error)}") from error
-        own, ours = self.own_logits(tokens, twin), head(states)[0].float()
+        own = self.own_logits(tokens, twin)
+        ours = head(states)[0].float()
         if self.scalar:  # a score is of a whole sequence
             own = torch.cat([self.own_logits(tokens[:length], twin) for length in PREFIXES])
             ours = ours[[length - 1 for length in PREFIXES]]

@@ -42,7 +42,8 @@ class ScalarModel(PackedModel):
     def __init__(self, loaded: LoadedModel, **settings: Unpack[PassSettings]) -> None:
         super().__init__(loaded, **settings)
         untyped: Any = self.model
-        self.backbone, self.head = untyped.get_decoder(), getattr(untyped, HEAD)
+        self.backbone = untyped.get_decoder()
+        self.head = getattr(untyped, HEAD)
 
     def values_of(self, hidden: Tensor) -> Tensor:
         return scalar_head(hidden, self.head)
@@ -83,7 +84,8 @@ def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
     Edge cases: without a response, or if it consists only of padding, the score is that of the prompt. A folder whose
         padding token ends the text (pad = eos) scores the token before it, as Hugging Face does.
     """
-    start, end = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    start = batch.cu_seqlens[:-1]
+    end = batch.cu_seqlens[1:]
     counted = torch.ones_like(batch.target, dtype=torch.bool) if pad is None else batch.target != pad
     counted.index_fill_(0, end - 1, False)  # the sentinel; an assignment would wait for the device
     after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
@@ -209,7 +211,8 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
         reason = f"is a model of type {config.model_type}, for which transformers has no sequence-classification class"
         raise FieldError("model.path", path, reason, remedy="use a decoder such as Llama or Qwen")
     trained = any("SequenceClassification" in name for name in config.architectures or ())
-    labels, remedy = config.num_labels, "use a reward model with one score"
+    labels = config.num_labels
+    remedy = "use a reward model with one score"
     require(not trained or labels == 1, "model.path", path, f"scores {labels} labels, not one", remedy=remedy)
     remedy = "give the folder of a reward model; `proxima train cpu/reward` makes one"
     require(trained or new_head, "model.path", path, "has no scalar head: it is a language model", remedy=remedy)

@@ -79,7 +79,8 @@ def build_card(
 def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     if len(inputs) <= _LISTED_INPUTS:
         return [{"file": file.name, "bytes": file.size, "sha256": file.sha256} for file in inputs]
-    size, combined = sum(file.size for file in inputs), combined_sha256(inputs)
+    size = sum(file.size for file in inputs)
+    combined = combined_sha256(inputs)
     return [{"files": len(inputs), "bytes": size, "sha256": combined, "of": "lines of `sha256 name`"}]
 
 

@@ -58,7 +58,8 @@ class OverlapIndex:
     """
 
     def __init__(self, n: int = 13, common: int = 10) -> None:
-        self.n, self.common = n, common
+        self.n = n
+        self.common = common
         self.sets: list[EvalSet] = []
         self._exact: dict[bytes, list[tuple[str, int]]] = {}
         self._grams: dict[str, list[tuple[str, int]]] = {}

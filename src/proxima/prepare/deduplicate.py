@@ -61,7 +61,8 @@ class Deduplicator:
 
     def __init__(self, kind: str, rule: Conflicts = "drop") -> None:
         self._rows = 0
-        self._canonical, self._rule = ANSWERS[kind], rule
+        self._canonical = ANSWERS[kind]
+        self._rule = rule
         self._found: dict[bytes, dict[str, list[Any]]] = {}  # of a question, for each answer: first row, number of rows
         self._unreadable: dict[bytes, dict[str, Any]] = {}
         self._cache: dict[bytes, list[Any]] = {}
@@ -111,7 +112,8 @@ class Deduplicator:
     @property
     def counts(self) -> dict[str, int]:
         """The rows so far: rows = unreadable_rows + repeats + questions."""
-        unreadable, questions = sum(entry["rows"] for entry in self._unreadable.values()), len(self._found)
+        unreadable = sum(entry["rows"] for entry in self._unreadable.values())
+        questions = len(self._found)
         return {
             "rows": self._rows,
             "unreadable_rows": unreadable,
@@ -125,7 +127,8 @@ class Deduplicator:
         """Yield the distinct questions in the order of their first row."""
         for entries in self._found.values():
             answers = {item.answer: rows for item, rows in entries.values()}
-            first, repeats = next(iter(entries.values()))[0], sum(answers.values())
+            first = next(iter(entries.values()))[0]
+            repeats = sum(answers.values())
             most, rows = max(entries.values(), key=lambda entry: entry[1])
             majority = most if 2 * rows > repeats else None
             kept = first if len(answers) == 1 else {"drop": None, "first": first, "majority": majority}[self._rule]

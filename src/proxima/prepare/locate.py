@@ -110,7 +110,8 @@ def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
             sides[side] += [(path, path.relative_to(folder).as_posix()) for path in paths]
     if subsets and not starts:  # configurations that are files: aime2025-I.jsonl
         named = [pair for of in sides.values() for pair in of if any(n.lower() in pair[1].lower() for n in subsets)]
-        sides, starts = {"": named}, [path for path, _ in named]
+        sides = {"": named}
+        starts = [path for path, _ in named]
     if len(starts) < len(subsets):
         raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
     return sides

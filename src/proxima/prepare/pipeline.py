@@ -243,7 +243,8 @@ def eval_sets_for(folder: Path, made: Sequence[PreparedFolder], against: Sequenc
 
 def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
     """Yield lines with the result of each step."""
-    card, against = done.card, done.card["overlap"]["against"]
+    card = done.card
+    against = done.card["overlap"]["against"]
     at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
     yield f"{card['name']}  from {card['source']['name']}{at}"
     sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])

@@ -112,7 +112,9 @@ Values = Mapping[str, Any]
 QUESTION = ("problem", "Problem", "question", "prompt")
 CHATS = ("messages", "conversations")  # of whole chats, ShareGPT's among them
 ANSWER = ("reward_model", "answer", "Answer", "solution")
-SOLUTION, SUBJECT, NAME = ("solution", "Solution"), ("subject", "type"), ("unique_id", "id", "ID", "problem_idx", "url")
+SOLUTION = ("solution", "Solution")
+SUBJECT = ("subject", "type")
+NAME = ("unique_id", "id", "ID", "problem_idx", "url")
 COLUMNS = frozenset((*QUESTION, *CHATS, *ANSWER, *SOLUTION, *SUBJECT, *NAME, "level", "extra_info"))
 
 

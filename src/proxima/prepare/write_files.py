@@ -64,7 +64,8 @@ def write_tables(
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
     written = {f"{side}.parquet": (side, kept) for side, kept in outcome.kept.items() if kept}
     for file, (side, kept) in written.items():
-        inputs, rows = (sides.get(side) or sides["train"]).inputs, []
+        inputs = (sides.get(side) or sides["train"]).inputs
+        rows = []
         for item, repeats in kept:
             row = {name: getattr(item, name) for name in COLUMNS if hasattr(item, name)}
             row |= {"id": question_key(item.question).hex(), "messages": template.messages(item.question)}

@@ -89,7 +89,8 @@ def receive_files(channel: LineChannel) -> None:
 def run_files(name: str) -> dict[str, Any]:
     """Run `setup.py` and `solution.py` as one module and return the names that they define."""
     module = types.ModuleType(name)
-    sys.modules[name], sys.argv = module, ["solution.py"]
+    sys.modules[name] = module
+    sys.argv = ["solution.py"]
     for file in SOURCES:
         with open(file, encoding="utf-8") as stream:
             source = stream.read()

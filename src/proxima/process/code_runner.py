@@ -40,7 +40,8 @@ class _CodeProcess:
     @classmethod
     def start(cls, kind: str, limits: tuple[int, ...], sandbox: Sandbox, errors: bool) -> "_CodeProcess":
         with ExitStack() as resources:
-            folder, options = "/tmp", dict[str, Any]()
+            folder = "/tmp"
+            options = dict[str, Any]()
             if sandbox.kind == "none":
                 folder = resources.enter_context(TemporaryDirectory(prefix="proxima-code-", ignore_cleanup_errors=True))
                 options["cwd"] = folder

@@ -18,7 +18,9 @@ class LineChannel:
     """
 
     def __init__(self, connection: socket.socket, most: int = 1 << 30) -> None:
-        self.connection, self._most, self._rest = connection, most, bytearray()
+        self.connection = connection
+        self._most = most
+        self._rest = bytearray()
 
     def send(self, message: Any, fds: Sequence[int] = ()) -> None:
         """Send a message, and file descriptors with it.

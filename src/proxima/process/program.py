@@ -54,9 +54,11 @@ class Program:
         try:
             if guarded:
                 guardian = start_module("proxima.process.guardian", 0, *command, flag="-I", **pipes)
-                self._process, self._channel = guardian.process, guardian.channel
+                self._process = guardian.process
+                self._channel = guardian.channel
             else:
-                self._process, self._channel = subprocess.Popen(command, **pipes, **ENDS_WITH_US), None
+                self._process = subprocess.Popen(command, **pipes, **ENDS_WITH_US)
+                self._channel = None
         except OSError as error:
             raise ProgramFailed(f"{self.name} can't be started: {error.strerror}") from None
         self._end = weakref.finalize(self, _ended, self._process, self._channel)

@@ -40,7 +40,10 @@ class SandboxMissing(Exception):
 
     def __init__(self, field: str, value: object, bound: str, remedy: str = "") -> None:
         super().__init__(bound)
-        self.field, self.value, self.bound, self.remedy = field, value, bound, remedy
+        self.field = field
+        self.value = value
+        self.bound = bound
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +269,8 @@ def interpreter_paths() -> tuple[str, ...]:
 def program_paths(program: str) -> list[str]:
     """The files and folders that a program needs to start: itself, those to which its symbolic links lead, its virtual
     environment, and the Python of that."""
-    shown, path = dict[str, None](), os.path.abspath(program)
+    shown = dict[str, None]()
+    path = os.path.abspath(program)
     for _ in range(MOST_LINKS):
         folder, name = os.path.split(path)
         real = os.path.join(os.path.realpath(folder), name)

@@ -63,7 +63,11 @@ class ForkServer:
         slow: Mapping[str, str] = MappingProxyType({}),
         sandbox: "Sandbox | None" = None,
     ) -> None:
-        self.jobs, self.who, self.options, self.slow, self.sandbox = jobs, who, options, dict(slow), sandbox
+        self.jobs = jobs
+        self.who = who
+        self.options = options
+        self.slow = dict(slow)
+        self.sandbox = sandbox
         self.closed = False
         self.child: Child | None = None
         self._starter: ModuleStarter | None = None
@@ -177,9 +181,12 @@ class Worker:
     """
 
     def __init__(self, server: ForkServer, child: Child, pid: int, channel: socket.socket) -> None:
-        self._server, self._child, self.pid = server, child, pid
+        self._server = server
+        self._child = child
+        self.pid = pid
         self._channel = LineChannel(channel, REPLY_BYTES)
-        self.jobs_done, self.alive = 0, True
+        self.jobs_done = 0
+        self.alive = True
 
     def run(
         self, job: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None = None
@@ -280,7 +287,8 @@ class KeptWorker:
             limit = seconds if first_seconds is None or kept.jobs_done else first_seconds
             result = kept.run(job, arguments, limit, cpu_seconds)
             if not kept.alive:
-                self.worker, self.deaths = None, self.deaths + 1
+                self.worker = None
+                self.deaths = self.deaths + 1
                 self.why = (result and result.error) or "it died between two calls"
             if result is not None:
                 return result

@@ -39,7 +39,8 @@ class RewardCalls:
     """
 
     def __init__(self, reward: WeightedReward, compute: ComputeThread | None = None) -> None:
-        self.reward, self.compute = reward, compute
+        self.reward = reward
+        self.compute = compute
 
     def unreadable(self, answers: Sequence[object]) -> list[str | None]:
         """For each answer, the reason why the reward can't score a row with it, or None; blocks."""
@@ -93,7 +94,9 @@ class ThreadCalls(RewardCalls):
 
     def __init__(self, reward: WeightedReward, threads: int, timeout: float) -> None:
         super().__init__(reward)
-        self.timeout, self._threads, self._hung = timeout, threads, 0
+        self.timeout = timeout
+        self._threads = threads
+        self._hung = 0
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -163,7 +166,8 @@ class WorkerCalls(RewardCalls):
     def __init__(self, reward: WeightedReward, pool: WorkerPool, timeout: float) -> None:
         assert isinstance(reward, PooledReward)
         super().__init__(reward)
-        self.pool, self.timeout = pool, timeout
+        self.pool = pool
+        self.timeout = timeout
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         jobs = [self._answer_jobs(answer) for answer in answers]

@@ -311,7 +311,8 @@ class CallShape:
             passed_by_name = {"extra_info": {}} | columns | {"solution_str": completion.text}
             return {"values": self._chosen(passed_by_name), "verl": True}
         names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
-        texts, objects = {"prompt": prompt.question, "completion": completion.text}, {}
+        texts = {"prompt": prompt.question, "completion": completion.text}
+        objects = {}
         passed: dict[str, Any] = {}
         for kind, name in names.items():
             if name in self.texts:

@@ -61,7 +61,8 @@ class RewardRunner:
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
         self.rewards: tuple[WeightedReward, ...] = tuple(map(as_reward, rewards))
-        self.timeout, self.compute = timeout, compute
+        self.timeout = timeout
+        self.compute = compute
         self.labels = tuple(reward.label for reward in self.rewards)
         for label in self.labels:
             unique = self.labels.count(label) == 1
@@ -152,7 +153,8 @@ class RewardRunner:
             scores = iter(await self.score(prompt, playable) if playable else ())
             return [score or next(scores) for score in failed]
         columns = await self._columns(False, [prompt.uid], lambda i: self._calls[i].group(prompt, completions))
-        before, last = Score(value=0.0), not self._batch_counts
+        before = Score(value=0.0)
+        last = not self._batch_counts
         added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
         return [self._add(before, scores, last) for scores in added]
 
@@ -212,7 +214,8 @@ class RewardRunner:
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct
         for i, score in added.items():
-            label, weight = self.labels[i], self.rewards[i].weight
+            label = self.labels[i]
+            weight = self.rewards[i].weight
             if score is NOT_APPLICABLE:
                 continue
             if score.valid:

@@ -19,7 +19,8 @@ def function_sandbox(choice: str, file: Path | None) -> Sandbox | None:
     """The sandbox of workers that load a function from this file; None: no sandbox. FieldError if it can't be used."""
     if choice == "none":
         return None
-    kind, readable = sandbox_kind(choice), python_sources(file) if file is not None else ()
+    kind = sandbox_kind(choice)
+    readable = python_sources(file) if file is not None else ()
     if kind == "none":
         return None
     return Sandbox(kind=kind, readable=tuple(readable), processes=PROCESSES, memory_mb=WORKERS_MEMORY_MB)

@@ -108,7 +108,8 @@ class UnitTests(PooledReward):
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         parts = {name: float(result[name]) for name in ("passed", "runs", "timed_out")}
-        passed, correct = parts["passed"], parts["passed"] == 1
+        passed = parts["passed"]
+        correct = parts["passed"] == 1
         return Score(value=passed if self.partial else float(correct), correct=correct, parts=parts)
 
 

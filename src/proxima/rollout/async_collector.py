@@ -108,8 +108,10 @@ class AsyncCollector(DrawingCollector):
         finished: int = 0,
     ) -> None:
         self.generator: GroupGenerator = generator
-        self.source, self.limit = source, limit
-        self.refill, self.listener = refill, listener
+        self.source = source
+        self.limit = limit
+        self.refill = refill
+        self.listener = listener
         self._finished = self._taken = finished  # steps; a step in training is taken, but not finished
         entries = [EnqueuedPrompt.restored(group, pending) for group in pending.groups] + [
             EnqueuedPrompt(p) for p in pending.prompts
@@ -119,7 +121,8 @@ class AsyncCollector(DrawingCollector):
         self._judging = self._woken = self._abandoned = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._stalls, self._stalled = 0, False
+        self._stalls = 0
+        self._stalled = False
         self._paused = False
         # with episodes the engine is idle, too, while all of them wait for their environments
         self._idle = IdleTime(generator.now) if generator.episodes is None else generator.episodes.times.idle
@@ -155,7 +158,8 @@ class AsyncCollector(DrawingCollector):
             Exception: from the engine, the rewards, the data or the journal.
         """
         self._finished = self._taken
-        self._step_began, self._idle_before = self.generator.now(), self._idle.seconds
+        self._step_began = self.generator.now()
+        self._idle_before = self._idle.seconds
         evicted: list[Group] = []
         while True:
             self._advance()
@@ -384,7 +388,8 @@ class AsyncCollector(DrawingCollector):
 
     def _settle(self, entry: EnqueuedPrompt, group: Group, reason: str | None) -> None:
         """Record the final scores of a group and whether it can be used."""
-        entry.group, entry.reason = group, reason or ""
+        entry.group = group
+        entry.reason = reason or ""
         entry.stage = "accepted" if reason is None else "rejected"
         self.listener.scored(group)
 

@@ -52,7 +52,8 @@ class BatchNotFilled(Exception):
     """
 
     def __init__(self, *, batches: int, wanted: int, usable: int, generated: Sequence[Group], dropped: Dropped) -> None:
-        self.generated, self.dropped = generated, dropped
+        self.generated = generated
+        self.dropped = dropped
         super().__init__(
             f"{batches} generation batches (max_num_gen_batches) gave {usable} of {wanted} usable groups out of "
             f"{len(generated)} generated"
@@ -235,9 +236,12 @@ class BatchCollector(DrawingCollector):
         carried: Sequence[Group] = (),
     ) -> None:
         self.generator: GroupGenerator = generator
-        self.source, self.prompts = source, prompts
-        self.refill, self.max_lag = refill, max_lag
-        self.listener, self.carried = listener, tuple(carried)
+        self.source = source
+        self.prompts = prompts
+        self.refill = refill
+        self.max_lag = max_lag
+        self.listener = listener
+        self.carried = tuple(carried)
 
     def pending(self) -> Pending:
         return Pending(groups=self.carried)
@@ -254,7 +258,10 @@ class BatchCollector(DrawingCollector):
         """
         usable, dropped = self._split_by_age(version)
         generated: list[Group] = []
-        batches, scoring_seconds, accepted, given_up = 0, 0.0, 0, False
+        batches = 0
+        scoring_seconds = 0.0
+        accepted = 0
+        given_up = False
         limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
         while len(usable) < self.prompts and not given_up and not 0 < limit <= batches:
             missing = self.prompts - len(usable)
@@ -274,7 +281,8 @@ class BatchCollector(DrawingCollector):
             )
         groups, surplus = usable[: self.prompts], usable[self.prompts :]
         if self.max_lag == 0:
-            dropped, surplus = dropped + [(group, SURPLUS) for group in surplus], []
+            dropped = dropped + [(group, SURPLUS) for group in surplus]
+            surplus = []
         self.carried = tuple(surplus)
         batch = CollectedBatch(
             groups=tuple(groups),
@@ -301,7 +309,8 @@ class BatchCollector(DrawingCollector):
 
     def _split_by_age(self, version: int) -> tuple[list[Group], list[tuple[Group, str]]]:
         """Split the groups carried over, by uid, into those that may be used and those that are too old."""
-        carried, self.carried = sorted(self.carried, key=lambda group: group.prompt.uid), ()
+        carried = sorted(self.carried, key=lambda group: group.prompt.uid)
+        self.carried = ()
         usable = [group for group in carried if group_age(group, version) <= self.max_lag]
         stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
         return usable, stale

@@ -94,7 +94,10 @@ class GroupGenerator:
         now: Callable[[], float],
         episodes: EpisodePlayer | None = None,
     ) -> None:
-        self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
+        self.engine = engine
+        self.rewards = rewards
+        self.spec = spec
+        self.now = now
         self.episodes = episodes
         self.scoring_seconds = self._completed_at = 0.0
 
@@ -134,7 +137,8 @@ class GroupGenerator:
         by_uid = {prompt.uid: prompt for prompt in prompts}
         generated: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
         scoring: list[asyncio.Task[None]] = []
-        done, total = 0, len(prompts) * self.spec.size
+        done = 0
+        total = len(prompts) * self.spec.size
         try:
             async with aclosing(self._completions(prompts)) as stream:
                 async for completion in stream:

@@ -78,7 +78,8 @@ class AnswerTexts:
 
     def _of_prompts(self, needed: RequiredText) -> Iterator[str]:
         """Every prompt begins its answer in a way with which the pattern does not begin, or ends with its first tag."""
-        first, begun = needed.runs[0], [prompt.begun for prompt in self.prompts]
+        first = needed.runs[0]
+        begun = [prompt.begun for prompt in self.prompts]
         if needed.anchored and begun and all(map(bool, begun)):
             texts = [text.lstrip() if needed.after_space else text for text in begun]
             if not any(text.startswith(first) or first.startswith(text) for text in texts):

@@ -93,7 +93,8 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
     numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
-    looked, unread = len(numbers), [(row, answer, why) for row, answer, why in reasons if why is not None]
+    looked = len(numbers)
+    unread = [(row, answer, why) for row, answer, why in reasons if why is not None]
     if not unread:
         return []
     if len(unread) == looked and all(answer is None for _, answer, _ in unread):
@@ -151,7 +152,8 @@ def try_rewards(
         groups = _in_thread(_tried(rewards, prompts[:PROMPTS], tokenizer))
     if without_score(groups) < len(groups):
         return []
-    count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
+    count = sum(len(group.scores) for group in groups)
+    text = groups[0].completions[0].text
     facts = f"none of {count} synthetic completions such as {text!r:.60} has a score ({score_errors(groups)})"
     if not refuses:
         return [f"reward: {facts}"]

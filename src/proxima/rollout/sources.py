@@ -143,7 +143,8 @@ class SourceRewards:
     """
 
     def __init__(self, sources: Sequence[TaskSource], runners: Mapping[str, RewardRunner]) -> None:
-        self.sources, self.runners = sources, runners
+        self.sources = sources
+        self.runners = runners
         self.labels = tuple(dict.fromkeys(label for runner in runners.values() for label in runner.labels))
 
     @property
@@ -233,7 +234,8 @@ class SourceEpisodes(EpisodePlayer):
         on_episode: EpisodeCallback | None,
     ) -> None:
         super().__init__(engine, on_episode)
-        self.sources, self.players = sources, players
+        self.sources = sources
+        self.players = players
         for player in players.values():
             player.times = self.times  # the engine is idle when no source awaits a turn
 

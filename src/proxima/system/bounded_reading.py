@@ -71,7 +71,8 @@ async def stream_lines(response: Any, *, line: int, total: int) -> AsyncIterator
         TooLargeError: a line, complete or not, or the stream is longer.
         UnreadableError: the response is compressed.
     """
-    rest, taken = bytearray(), 0
+    rest = bytearray()
+    taken = 0
     async for part in _parts(response):
         taken += len(part)
         if taken > total:

@@ -85,7 +85,8 @@ class Checksum:
         crc = size = 0
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
-                crc, size = zlib.crc32(chunk, crc), size + len(chunk)
+                crc = zlib.crc32(chunk, crc)
+                size = size + len(chunk)
         return cls(size, f"{crc:08x}")
 
     @classmethod

@@ -67,7 +67,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def check_record(record: Mapping[str, Any], place: str) -> None:
     """Raise UserError, with the place, for a record that is never written: readers compute with any of its numbers."""
-    remedy, step = "restore the file or delete the line", record.get("step")
+    remedy = "restore the file or delete the line"
+    step = record.get("step")
     if not isinstance(record.get("kind"), str) or type(step) is not int or not 0 <= step < 2**31:
         raise UserError(f"{place} has no kind and step", remedy=remedy)
     for name, value in record.items():
@@ -86,7 +87,8 @@ def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int
         content = file.read()
     done = 0
     while (end := content.find(b"\n", done) + 1) > 0:  # 0: no newline, so the rest is empty or torn
-        line, done = content[done:end], end
+        line = content[done:end]
+        done = end
         try:
             record = load_json(line)
             if not isinstance(record, dict):

@@ -62,7 +62,8 @@ class FileLock:
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
-        self.path, self.shared = path, shared
+        self.path = path
+        self.shared = shared
         self.replaced = False
         self.file = open_regular(path, "rb" if shared else "ab")
         try:
@@ -162,7 +163,10 @@ def _lives(note: bytes) -> bool:
     """Whether the process that a note names may live; one of another machine may."""
     try:
         owner: dict[str, Any] = json.loads(note)
-        host, boot, process, start = owner["host"], owner["boot"], int(owner["pid"]), owner["start"]
+        host = owner["host"]
+        boot = owner["boot"]
+        process = int(owner["pid"])
+        start = owner["start"]
     except (ValueError, KeyError, TypeError):
         return True  # being written, or not ours
     if host != socket.gethostname():

@@ -23,7 +23,8 @@ def name_in_host(host: str) -> str:
 def refused(headers: Mapping[str, str], names: Collection[str], remedy: str) -> tuple[int, str] | None:
     """Return status and reason for a request whose `Host` has none of the names, or which comes from a page of another
     site; None if it is allowed. `remedy` says how a name is allowed."""
-    host, origin = headers.get("host", ""), headers.get("origin")
+    host = headers.get("host", "")
+    origin = headers.get("origin")
     if name_in_host(host) not in names:
         return 403, f"Host {host!a:.60} is not allowed; {remedy}"
     if origin is None or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}"):

@@ -97,7 +97,8 @@ class ColumnMapping(SplitTask):
     def require_columns(self, present: Iterable[str], source: str, remedy: str = "") -> None:
         """Raise FieldError for a mapped column that does not exist, with the nearest name, the columns present and
         `remedy` if given; FieldErrors for several."""
-        columns, errors = list(present), list[FieldError]()
+        columns = list(present)
+        errors = list[FieldError]()
         for name, field in self.fields_by_column().items():
             if name in columns or name.partition(".")[0] in columns:
                 continue
@@ -120,7 +121,8 @@ class ColumnMapping(SplitTask):
 
     def columns_of(self, present: Iterable[str]) -> list[str]:
         """Return the columns among those present that the mapping reads, sorted."""
-        present, defaults = list(present), [self.tool_schemas, self.template_arguments]
+        present = list(present)
+        defaults = [self.tool_schemas, self.template_arguments]
         wanted = [name for name in self.fields_by_column() if name != ANSWER or not self.lacks_answer(present)]
         wanted += [name for name in defaults if name in present]
         return sorted({name if name in present else name.partition(".")[0] for name in wanted})
@@ -251,9 +253,11 @@ def is_chat(value: Any) -> bool:
 def require_text(value: Any, where: str, column: str) -> None:
     """Raise UserError, with the remedy, unless the value of a question is text: the model would see anything else as
     JSON, even a whole chat as one turn of the user."""
-    kind, remedy = json_type(value), f"write it as text, or question='{{{column}}}' to ask it as JSON"
+    kind = json_type(value)
+    remedy = f"write it as text, or question='{{{column}}}' to ask it as JSON"
     if is_chat(value):
-        kind, remedy = "a list of messages", f"map it with messages={column}"
+        kind = "a list of messages"
+        remedy = f"map it with messages={column}"
     elif _is_nested(value):
         remedy = f"name the part of it that is the question, as in question={column}.text"
     elif isinstance(value, str):

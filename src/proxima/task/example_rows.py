@@ -79,7 +79,8 @@ class ChatReader:
                 chat template gives a turn other tokens than an engine would generate.
             OverLengthError: a path exceeds the context, and `truncate` is off or leaves nothing to train.
         """
-        chat, arguments = self.chat(row), row_arguments(row, self.arguments, self.tokenizer)
+        chat = self.chat(row)
+        arguments = row_arguments(row, self.arguments, self.tokenizer)
         written = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
         if self.loss_on == "completion":
             written = written[-1:]
@@ -215,7 +216,8 @@ def turn_paths(
     """
     paths = list[TurnPath]()
     for turn in turns:
-        prompt, shown = chat[:turn], answer_excerpt(chat[turn])
+        prompt = chat[:turn]
+        shown = answer_excerpt(chat[turn])
         require(bool(prompt), "messages", shown, "begins with the assistant: nothing predicts its first token")
         context = prompt_tokens(prompt, tokenizer, arguments).tolist()
         answer = answer_tokens(prompt, chat[turn], tokenizer, arguments, field).tolist()
@@ -323,7 +325,8 @@ class PreferenceReader:
 
     def _paths(self, row: Row, field: str, said: Sequence[Message]) -> list["TurnPath"]:
         """The paths of a side: of its messages after the prompt, the last is the assistant's."""
-        answer, shown = said[-1], answer_excerpt(said[-1])
+        answer = said[-1]
+        shown = answer_excerpt(said[-1])
         refuse_turns_in_a_row(field, said)
         for message in said:
             spoken = message["role"] != "assistant" or message["content"].strip() or message.get("tool_calls")

@@ -167,7 +167,8 @@ class LineTable:
     fills_nulls: ClassVar[bool] = False
 
     def __init__(self, file: Path, data: bytes | None = None) -> None:
-        self.file, self._data = file, data
+        self.file = file
+        self._data = data
 
     def columns(self) -> tuple[str, ...] | None:
         return next((tuple(values) for _, _, values in self.scan()), None)
@@ -197,7 +198,8 @@ class EntryTable:
     fills_nulls: ClassVar[bool] = False
 
     def __init__(self, file: Path, entries: Sequence[Values]) -> None:
-        self.file, self._entries = file, entries
+        self.file = file
+        self._entries = entries
 
     def columns(self) -> tuple[str, ...] | None:
         return tuple(self._entries[0]) if self._entries else None
@@ -231,7 +233,9 @@ class CsvTable:
     fills_nulls: ClassVar[bool] = False
 
     def __init__(self, file: Path, data: bytes, delimiter: str | None) -> None:
-        self.file, self._data, self._delimiter = file, data, delimiter
+        self.file = file
+        self._data = data
+        self._delimiter = delimiter
 
     @cached_property
     def _rows(self) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -247,7 +251,9 @@ class CsvTable:
         delimiter = separator[1] if separator else self._delimiter or _delimiter(text)
         start, skipped = (separator.end(), 1) if separator else (0, 0)  # characters and lines before the header
         reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter, strict=True)
-        limit, rows, line = csv.field_size_limit(LONGEST_CELL), list[tuple[int, list[str]]](), 0
+        limit = csv.field_size_limit(LONGEST_CELL)
+        rows = list[tuple[int, list[str]]]()
+        line = 0
         try:
             for cells in reader:
                 if cells:  # not a blank line
@@ -397,7 +403,8 @@ def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> It
         reason = " ".join(str(error).split())[:120]
         remedy = "write the file again: is it truncated?"
         if isinstance(error, UnicodeDecodeError):
-            reason, remedy = f"a text is not UTF-8: {error.reason}", "write the file again, with its texts in UTF-8"
+            reason = f"a text is not UTF-8: {error.reason}"
+            remedy = "write the file again, with its texts in UTF-8"
         raise UserError(f"{place} can't be read as Parquet: {reason}", remedy=remedy) from None
 
 

@@ -107,7 +107,8 @@ class Arithmetic(PlayedTask):
         width = second_high - second_low + 1
         share = self.held_out if self.split == "test" else 1 - self.held_out
         for pair in _pairs((high - low + 1) * width, math.ceil(self.size / share), seed, ord(operator)):
-            a, b = low + pair // width, second_low + pair % width
+            a = low + pair // width
+            b = second_low + pair % width
             if operator == "/":
                 a *= b
             if (operator != "/" or b != 0) and self._in_split(operator, a, b):
@@ -213,7 +214,9 @@ class Shapes(PlayedTask):
         for cell in self._drawn(key, number)[1]:
             draws = [mix(key, number, cell, part) for part in range(6)]
             row, column = divmod(cell, self.side)
-            left, top, size = column * CELL + draws[0] % 3, row * CELL + draws[1] % 3, 4 + draws[2] % 2
+            left = column * CELL + draws[0] % 3
+            top = row * CELL + draws[1] % 3
+            size = 4 + draws[2] % 2
             colour = tuple(100 + draw % 156 for draw in draws[3:])
             draw.rectangle((left, top, left + size, top + size), fill=colour)
         return image

@@ -128,7 +128,8 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
         except EmptyPromptError:
             held = False
         numbers["held_out" if held else "train"].append(number)
-    chosen, count = numbers[part], len(rows)
+    chosen = numbers[part]
+    count = len(rows)
     if not chosen:
         side, remedy = ("held-out part", "raise it") if part == "held_out" else ("part to train on", "lower it")
         bound = f"leaves none of the {counted(count, 'row')} in the {side}"

@@ -113,7 +113,8 @@ def _eight_bits(image: "Image", shown: str) -> "Image":
     from PIL.Image import fromarray
 
     if image.mode in ("I", "F"):
-        values, remedy = np.asarray(image), "save it with 8 bits a channel"
+        values = np.asarray(image)
+        remedy = "save it with 8 bits a channel"
         low, high = values.min(), values.max()  # NaN if there is one
         if not (low >= 0 and high <= 255):
             raise UserError(f"{shown} has values outside 0 … 255", remedy=remedy)

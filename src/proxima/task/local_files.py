@@ -104,7 +104,8 @@ class Files(ColumnMapping):
         return None
 
     def _read(self, tables: Sequence[DataFile | ParquetTable], index: int, position: tuple[int, int]) -> Row:
-        table, at = tables[position[0]], position[1]
+        table = tables[position[0]]
+        at = position[1]
         folder = Path() if isinstance(table, ParquetTable) else table.file.parent  # of the paths of images
         return self.row(table.read(at), _place(tables, position), folder, fills_nulls=table.fills_nulls)
 
@@ -153,7 +154,8 @@ class _Chained:
     """Several sequences of integers as one sequence of pairs: the number of the sequence, and its item."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
-        self._parts, self._ends = parts, list(accumulate(map(len, parts)))
+        self._parts = parts
+        self._ends = list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
         return self._ends[-1]

@@ -262,14 +262,16 @@ class Mix(PlayedTask):
             counts[i] += 1
         if 0 in counts:
             at = counts.index(0)
-            field, weight = f"tasks.{at}.weight", self.tasks[at].weight
+            field = f"tasks.{at}.weight"
+            weight = self.tasks[at].weight
             bound = f"leaves this source none of {counted(size, 'row')}"
             raise FieldError(field, weight, bound, remedy="raise it, or size")
         return counts
 
     def _about(self, parts: Sequence[Rows], counts: Sequence[int]) -> str:
         """Describe the share of each source in the mix, or the rows of each that are held out."""
-        shares, total = [], sum(counts)
+        shares = []
+        total = sum(counts)
         for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
             read = about_rows(rows) or f"its {counted(len(rows), 'row')}"
             share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})" if self.part == "train" else f"({read})"
@@ -290,7 +292,8 @@ class Mix(PlayedTask):
 
     def _row(self, parts: Sequence[Rows], names: Sequence[str], index: int, place: NDArray[np.int64]) -> Row:
         source, number = map(int, place)
-        row, name = parts[source][number], names[source]
+        row = parts[source][number]
+        name = names[source]
         remedy = "set the mix's column to another name"
         require(self.column not in row.metadata, "column", self.column, f"is a column of {name} already", remedy=remedy)
         metadata: Mapping[str, Any] = {**row.metadata, self.column: name}
@@ -300,7 +303,8 @@ class Mix(PlayedTask):
 def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence[Rows]) -> NDArray[np.int64]:
     """[rows] a number for the source of each row: rows of one source, and of one source of a mix within it, have the
     same."""
-    numbers, first = np.zeros(len(source), np.int64), 0
+    numbers = np.zeros(len(source), np.int64)
+    first = 0
     for i, rows in enumerate(parts):
         own = source == i
         inner = row_sources(rows)

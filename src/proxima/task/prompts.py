@@ -82,7 +82,8 @@ def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) 
 
 def key_notes(name: str, rows: Rows, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> list[str]:
     """A warning if messages of the first rows have keys that the chat template does not write."""
-    unwritten, read = Counter[tuple[str, str]](), min(len(rows), NOTED_ROWS)
+    unwritten = Counter[tuple[str, str]]()
+    read = min(len(rows), NOTED_ROWS)
     render = partial(rendered_text, tokenizer)
     for number in range(read):
         with suppress(UserError):  # such a row is skipped or refused when it is used
@@ -137,7 +138,9 @@ class Cursor:
 
     def __init__(self, size: int, seed: int, shuffle: bool = True) -> None:
         require(size >= 1, "size", size, "must be >= 1: there is nothing to draw from")
-        self.size, self.seed, self.shuffle = size, seed, shuffle
+        self.size = size
+        self.seed = seed
+        self.shuffle = shuffle
         self.drawn = 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
@@ -158,7 +161,8 @@ class Cursor:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; FieldError, with both values, if size, seed or shuffling differ."""
         for name in ("size", "seed", "shuffle"):
-            stored, expected = state.get(name), getattr(self, name)
+            stored = state.get(name)
+            expected = getattr(self, name)
             bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"
             require(stored == expected, f"cursor.{name}", stored, bound)
         drawn = state.get("drawn")
@@ -203,9 +207,14 @@ class PromptSource:
         pool: PooledQuestions | None = None,
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
-        self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
-        self.context, self.system, self.over_length = context, system, over_length
-        self.template_arguments, self.images = template_arguments, image_store(tokenizer)
+        self.rows = rows
+        self.tokenizer = tokenizer
+        self.cursor = cursor
+        self.context = context
+        self.system = system
+        self.over_length = over_length
+        self.template_arguments = template_arguments
+        self.images = image_store(tokenizer)
         self.pool = pool
         self.skipped = 0
         self.longest = 0

@@ -79,7 +79,8 @@ def _message(given: Any, source: str, fills_nulls: bool) -> Message:
         what = f"{source} holds a message with the key {seen[0]!r}, which the model would not see"
         raise UserError(what, remedy="remove these rows, or the key")
     if shared and speaker == "function_call":
-        left["tool_calls"], content = [content] if isinstance(content, str) else content, None
+        left["tool_calls"] = [content] if isinstance(content, str) else content
+        content = None
     calls = _calls(left, source, fills_nulls)
     thoughts = [left.pop(key) for key in THOUGHTS if key in left]
     if content is None and (calls or any(thoughts)):
@@ -136,7 +137,8 @@ def _weight(left: dict[str, Any], role: str, source: str) -> int | None:
 
 def _calls(left: dict[str, Any], source: str, fills_nulls: bool) -> list[dict[str, Any]]:
     """The tool calls of a message, in the form that chat templates read: arguments are an object."""
-    value, older = left.pop("tool_calls", None) or [], left.pop("function_call", None)
+    value = left.pop("tool_calls", None) or []
+    older = left.pop("function_call", None)
     if isinstance(value, str):
         value = json_value(value, f"{source}: tool_calls")
     calls = [*(value if isinstance(value, list | tuple) else [value]), *([older] if older else [])]

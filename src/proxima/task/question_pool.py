@@ -108,7 +108,8 @@ class SourceFigures:
 
     def add(self, judgement: Judgement) -> None:
         """Count a group."""
-        weight, kept = judgement.weight, 1 - SOURCE_FORGETS
+        weight = judgement.weight
+        kept = 1 - SOURCE_FORGETS
         right, wrong = judgement.right, judgement.wrong
         self.binary = self.binary and right is not None and wrong is not None
         size = (right or 0) + (wrong or 0)
@@ -172,7 +173,8 @@ class PooledQuestions:
     """
 
     def __init__(self, settings: QuestionPool, seed: int, sources: NDArray[np.int64] | None = None) -> None:
-        self.settings, self.seed = settings, seed
+        self.settings = settings
+        self.seed = seed
         self._source_of = sources
         self._rows: dict[int, Counts] = {}
         self._sources: dict[str, SourceFigures] = {}

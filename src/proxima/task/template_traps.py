@@ -128,7 +128,8 @@ def stop_note(
         return []
     named = ", ".join(tokenizer.convert_ids_to_tokens(list(stops))) or "no token"
     if end.token is not None:
-        token, ids = tokenizer.convert_ids_to_tokens(end.token), [*stops, end.token]
+        token = tokenizer.convert_ids_to_tokens(end.token)
+        ids = [*stops, end.token]
         what = f"the chat template ends turns with {token}, and the model's files stop only at {named}"
         remedy = f"for other engines, set eos_token_id in its generation_config.json to {ids}"
         return [f"{what}: here completions stop at both; {remedy}"]

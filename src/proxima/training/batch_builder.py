@@ -137,7 +137,8 @@ class TrainingBatch:
 
     def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
         """The outcome of each path of each completion; `statistics` as `TrainStack.update` returns them."""
-        by_key, scored = {item.key: item for item in self.completions}, self.scored
+        by_key = {item.key: item for item in self.completions}
+        scored = self.scored
         measured = {**statistics, **self.rejected}
         return {
             key: CompletionRecord(
@@ -207,7 +208,8 @@ class BatchBuilder:
         groups = self._judged(groups)
         unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
-        outcomes, judged = Outcomes.from_groups(groups, self.rewards), contributions_of(groups)
+        outcomes = Outcomes.from_groups(groups, self.rewards)
+        judged = contributions_of(groups)
         advantage = torch.zeros_like(outcomes.reward) if unknown else per_role(self.advantage, outcomes, outcomes.role)
         keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
         kept = {each.completion.prompt_uid for each, is_kept in zip(judged, keep.tolist(), strict=True) if is_kept}
@@ -360,7 +362,8 @@ def _judgement(group: Group, metric: str, useful: bool) -> Judgement:
     values = outcomes.metric(metric)
     known = outcomes.valid & values.isfinite()
     if not known.any():  # no reward tells what is right: groups are then compared by their rewards
-        values, known = outcomes.reward.double(), outcomes.valid
+        values = outcomes.reward.double()
+        known = outcomes.valid
     found = values[known]
     right, wrong = int((found == 1).sum()), int((found == 0).sum())
     if right + wrong < len(found):

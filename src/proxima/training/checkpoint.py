@@ -81,7 +81,8 @@ def write_checkpoint(folder: Path, step: int, contents: CheckpointContents) -> C
     Raises:
         OSError: the disk is full; the temporary folder is removed, earlier checkpoints are untouched.
     """
-    final, temporary = folder / f"{step:06d}", begin_checkpoint(folder, step)
+    final = folder / f"{step:06d}"
+    temporary = begin_checkpoint(folder, step)
     trainers: dict[str, Any] = {}
     try:
         for name, prefix, stack in contents.models():
@@ -310,7 +311,8 @@ def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[s
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-    reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner()
+    reader = HuggingFaceStorageReader(str(folder))
+    planner = DefaultLoadPlanner()
     metadata = reader.read_metadata()
     stored: dict[str, Any] = metadata.state_dict_metadata
     tensors = {

@@ -111,7 +111,8 @@ class Critic:
         Raises:
             NotFiniteError: the critic diverged, see `TrainStack.update`.
         """
-        groups, planned = [group.prompt.uid for group in batch.usable], self.updates * self.epochs
+        groups = [group.prompt.uid for group in batch.usable]
+        planned = self.updates * self.epochs
         updates = split_into_updates(
             batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs
         )

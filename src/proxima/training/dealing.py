@@ -118,7 +118,8 @@ def deal(items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, shar
         cuts = in_micro_batches(pieces, shares, budget)
         cost = cost_of_passes(work.costs_of(cuts), shares) + FIXED * budget * len(cuts) / shares
         if cost < least:
-            best, least = cuts, cost
+            best = cuts
+            least = cost
 
     # what paths of an episode share beside their prompt has no price, so an exchange may lose it
     exchanged = evened(work.prices, best, shares, budget)
@@ -140,7 +141,8 @@ def together(items: Items, *, share_prompt: bool) -> list[list[int]]:
 
 def _piece(items: Items, i: int, pair_cost: float, share_prompt: bool, *, joins: bool = False) -> ItemPiece:
     """Return an item as a piece; if it `joins`, without what it shares with the item before it."""
-    own, before = [items[i]], [items[i - 1]] if joins else []
+    own = [items[i]]
+    before = [items[i - 1]] if joins else []
     fed = tokens_fed([*before, *own], share_prompt=share_prompt) - tokens_fed(before, share_prompt=share_prompt)
     group = before[-1][-1].group if joins else None
     tokens = tokens_laid_out(items[i], share_prompt, group)
@@ -152,7 +154,8 @@ def pairs(sequences: Sequence[Trajectory], share_prompt: bool, group: int | None
     to those before it."""
     total = 0.0
     for trajectory in sequences:
-        prompt, response = len(trajectory.prompt_tokens), max(0, len(trajectory.tokens) - 1)
+        prompt = len(trajectory.prompt_tokens)
+        response = max(0, len(trajectory.tokens) - 1)
         if not (share_prompt and trajectory.group == group):
             total += prompt * prompt / 2
         total += response * prompt + response * response / 2
@@ -163,7 +166,9 @@ def pairs(sequences: Sequence[Trajectory], share_prompt: bool, group: int | None
 def pass_sizes(items: Items, *, share_prompt: bool) -> tuple[int, int, float]:
     """Return the tokens that a micro-batch of these items feeds to the model, those that it predicts, and the pairs of
     tokens that attend to each other."""
-    rows, attended, group = 0, 0.0, None
+    rows = 0
+    attended = 0.0
+    group = None
     for sequences in items:
         rows += sum(len(trajectory.tokens) for trajectory in sequences)
         attended += pairs(sequences, share_prompt, group)

@@ -122,7 +122,8 @@ class EpisodeTokens:
     def _turns_of_paths(self) -> list[tuple[int, TrainedTurn]]:
         """The turns of all paths, each with the number of its episode; their `places` are indices of a column of
         `batch`."""
-        edges, path = self.batch.cu_seqlens.tolist(), 0
+        edges = self.batch.cu_seqlens.tolist()
+        path = 0
         out: list[tuple[int, TrainedTurn]] = []
         for i, episode in enumerate(self.episodes):
             for each in episode.paths:
@@ -244,7 +245,9 @@ class TokenCredit:
         token, except for the rewards of turns."""
         batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
         if self.reward_kl is None:
-            reward, total, metrics = place_scores(score, mask, edges), score, dict[str, float]()
+            reward = place_scores(score, mask, edges)
+            total = score
+            metrics = dict[str, float]()
         else:
             policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
             assert policy is not None and batch.reference_log_prob is not None

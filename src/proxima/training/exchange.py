@@ -99,7 +99,8 @@ class _Deal:
         for row in np.lexsort((-gain, ~first)):
             if not gain[row] > 1e-9 * self.costs[own[row]]:
                 continue
-            item, other = items[row], int(others[row])
+            item = items[row]
+            other = int(others[row])
             swapped = other - len(self.costs)
             there = int(self.place[swapped]) if swapped >= 0 else other
             here = int(own[row])
@@ -117,7 +118,9 @@ class _Deal:
         """Return [items, cuts + n] how far each exchange leaves the higher of its two micro-batches above the longest
         of its pass, less than 0, and what it adds to the cost of all; infinite where it is none. Columns are the
         micro-batches to which an item moves, then the items with which it changes places."""
-        prices, groups, place = self.prices, self.prices.groups, self.place
+        prices = self.prices
+        groups = self.prices.groups
+        place = self.place
         here = place[items]
         own = groups[items]
         same = groups == own[:, None]

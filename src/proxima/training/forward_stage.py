@@ -118,7 +118,8 @@ def stage_columns(
 def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dict[str, list[Floats]]:
     """The columns of the trajectories of some micro-batches, in order."""
     out: dict[str, list[Floats]] = {stage.column: []}
-    copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
+    copies = HostCopies()
+    parts = list[tuple[str, Tensor, Sequence[int]]]()
     for trajectories in batches:
         batch = stage.pack(trajectories)
         outputs = stage(batch)

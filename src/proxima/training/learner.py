@@ -217,7 +217,9 @@ class EarlyStop:
             return True
         merged = merge_metrics(self._metrics)
         self.kl = merged["approx_kl"].value if "approx_kl" in merged else 0.0
-        self.epochs, self._seen, self._metrics = self.epochs + 1, 0, []
+        self.epochs = self.epochs + 1
+        self._seen = 0
+        self._metrics = []
         return not self.kl > self.limit
 
     def figures(self, planned: int) -> dict[str, float]:

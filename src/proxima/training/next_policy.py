@@ -78,7 +78,8 @@ class Segment:
 
     def trajectory(self, group: int) -> Trajectory:
         """The completion up to the end of the segment, for the trainer."""
-        tokens, temperature = self.of.tokens[: self.end], self.of.temperature
+        tokens = self.of.tokens[: self.end]
+        temperature = self.of.temperature
         return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
 
     @property
@@ -117,8 +118,12 @@ class NextPolicy:
         playing: Playing | None = None,
         chain: VersionChain | None = None,
     ) -> None:
-        self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
-        self.playing, self.chain = playing, chain
+        self.engine = engine
+        self.unconsumed = unconsumed
+        self.trainer = trainer
+        self.file = file
+        self.playing = playing
+        self.chain = chain
         self.entries = {entry.key: entry for entry in entries}
         self._metrics: dict[str, float] = {}
         self._missed = ""  # why the engine gave nothing in the last window
@@ -226,7 +231,8 @@ class NextPolicy:
     def _write(self, segments: Sequence[Segment], columns: Sequence[Floats], version: int) -> None:
         """Keep the log-probs of segments under a version."""
         for segment, column in zip(segments, columns, strict=True):
-            completion, entry = segment.of, self._entry(segment.of)
+            completion = segment.of
+            entry = self._entry(segment.of)
             length = segment.end
             if entry is not None:
                 length = max(length, len(entry.log_prob))  # a chain's oldest tokens get no more
@@ -268,7 +274,8 @@ class NextPolicy:
 
     def warnings(self) -> list[str]:
         """Warnings for the user, each once."""
-        missed, self._missed = self._missed, ""
+        missed = self._missed
+        self._missed = ""
         if not missed:
             return []
         what = "tokens that lack it are counted in next/missing_fraction, and algorithm.next_missing says what becomes "
@@ -335,7 +342,10 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     """Shares of all loss tokens: those at least two versions old without `next_log_prob` (`next/missing_fraction`), and
     those with it (`next/cached_fraction`); with a chain, those of which a bound has shortened a step
     (`next/capped_fraction`)."""
-    stale, missing, capped, tokens = 0, 0, 0, 0
+    stale = 0
+    missing = 0
+    capped = 0
+    tokens = 0
     chained = False
     for item in trajectories:
         assert item.policy_version is not None and item.next_log_prob is not None

@@ -54,7 +54,8 @@ class Adam:
         split = dict[tuple[bool, Any], list[nn.Parameter]]()
         for parameter in parameters:
             if parameter.requires_grad:
-                vector, mesh = parameter.dim() < 2, getattr(parameter, "device_mesh", None)
+                vector = parameter.dim() < 2
+                mesh = getattr(parameter, "device_mesh", None)
                 split.setdefault((vector, mesh), []).append(parameter)
         groups = sorted(split.items(), key=lambda group: group[0][0])
         return [
@@ -164,7 +165,8 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
 
     def slots_of(self, parameter: nn.Parameter) -> list[Tensor]:
         """The state of AdamW for a weight, in the order of `ADAM`, made at its first step."""
-        slots, weight = self.state[parameter], own_slice(parameter)
+        slots = self.state[parameter]
+        weight = own_slice(parameter)
         if not slots:
             slots["step"] = torch.zeros((), device=self.place("step", parameter)[1])
             slots.update({name: self.zeros(name, parameter, weight.dtype) for name in MOMENTS})
@@ -236,14 +238,17 @@ class OffloadedAdamW(WeightwiseOptimizer):
                 parts = [own_slice(tensor) for tensor in (parameter, parameter.grad, *moments)]
                 size = max(1, parts[0].numel())
                 if all(tensor.is_contiguous() for tensor in parts[:2]):
-                    parts, size = [tensor.view(-1) for tensor in parts], PIECE
+                    parts = [tensor.view(-1) for tensor in parts]
+                    size = PIECE
                 for weight, gradient, first, second in zip(*(tensor.split(size) for tensor in parts), strict=True):
                     if weight.numel():
                         yield Piece(weight, gradient, (first, second), steps, group)
 
     def _step_pieces(self, pieces: Sequence["Piece"], device: torch.device) -> None:
         module: Any = torch.get_device_module(device)
-        own, up, down = module.current_stream(device), module.Stream(device), module.Stream(device)
+        own = module.current_stream(device)
+        up = module.Stream(device)
+        down = module.Stream(device)
         most = max(piece.weight.nbytes for piece in pieces)
         buffers = [[torch.empty(most, dtype=torch.uint8, device=device) for _ in MOMENTS] for _ in range(BUFFERS)]
         free: list[Any] = [None] * BUFFERS  # the event after which each is
@@ -309,7 +314,8 @@ class OnePassAdamW:
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, kernels: AdamWKernels) -> None:
-        self.optimizer, self.kernels = optimizer, kernels
+        self.optimizer = optimizer
+        self.kernels = kernels
         self.weight_norms = (0.0, 0.0)  # before and after the last step
 
     def gradient_norm(self) -> Tensor:

@@ -61,7 +61,8 @@ class EightBitAdamW(WeightwiseOptimizer):
         super().__init__(groups, settings)
         from torchao.optim import adam, quant_utils
 
-        self.update, self.codes = adam.single_param_adam, quant_utils
+        self.update = adam.single_param_adam
+        self.codes = quant_utils
         self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
@@ -74,7 +75,9 @@ class EightBitAdamW(WeightwiseOptimizer):
         return shape, torch.device("cpu") if slot == "step" else parameter.device
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
-        weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
+        weight = own_slice(parameter)
+        gradient = own_slice(parameter.grad)
+        slots = self.state[parameter]
         block = block_of(parameter)
         if not slots:
             slots["step"] = torch.tensor(0.0)
@@ -98,7 +101,8 @@ class EightBitAdamW(WeightwiseOptimizer):
 
     def _read(self, slots: dict[str, Tensor], name: str) -> Tensor:
         """Read a moment: a float32 copy if it is quantised, otherwise the entry itself."""
-        codes, scale = slots[name], slots.get(_scale_of(name))
+        codes = slots[name]
+        scale = slots.get(_scale_of(name))
         if scale is None:
             return codes
         self.tables[name] = table = self.tables[name].to(codes.device)

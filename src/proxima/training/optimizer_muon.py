@@ -87,7 +87,9 @@ class MuonAndAdamW(WeightwiseOptimizer):
             super().step_weight(parameter, group)
             return
 
-        weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
+        weight = own_slice(parameter)
+        gradient = own_slice(parameter.grad)
+        slots = self.state[parameter]
         if not slots:
             slots["momentum_buffer"] = self.zeros("momentum_buffer", parameter, gradient.dtype)
         buffer = own_slice(slots["momentum_buffer"])

@@ -25,7 +25,10 @@ class ProcessRanks(Ranks):
     neighbouring ranks compute the same share."""
 
     def __init__(self, rank: int, size: int, objects: Any = None, ranks_per_share: int = 1) -> None:
-        self.rank, self.size, self.objects, self.ranks_per_share = rank, size, objects, ranks_per_share
+        self.rank = rank
+        self.size = size
+        self.objects = objects
+        self.ranks_per_share = ranks_per_share
         self.status = RankStatus(_collectives)
 
     @contextmanager
@@ -173,7 +176,8 @@ class RankStatus:
     """
 
     def __init__(self, issued: Callable[[], int] = int) -> None:
-        self._issued, self._last = issued, 0
+        self._issued = issued
+        self._last = 0
         self.call = self.part = self.collective = ""
         self.waits = False  # it is in that collective; otherwise that was the last one
         self.moved_at = time.monotonic()

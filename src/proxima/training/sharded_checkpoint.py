@@ -117,7 +117,8 @@ class ShardedWriter:
         Raises:
             OSError, RuntimeError: as `write`.
         """
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         if job is None:
             return None
         assert job.thread is not None
@@ -134,7 +135,8 @@ class ShardedWriter:
 
     def _collect(self, job: _Unwritten, name: str, prefix: str, stack: TrainStack) -> None:
         """Collect the tensors of a model and its stack; the model's settings are written immediately."""
-        loaded, adapter = stack.model.loaded, None
+        loaded = stack.model.loaded
+        adapter = None
         if loaded.base is not None:
             parameters = dict(loaded.model.named_parameters())
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
@@ -181,10 +183,13 @@ class ShardedWriter:
         self, folder: Path, tensors: dict[str, Tensor], convert: Convert | None, model: torch.nn.Module
     ) -> None:
         """Write the files of a Hugging Face folder: every rank writes its slices, then assembles some of the files."""
-        shards, files = folder / SHARDS, _file_numbers(tensors)
+        shards = folder / SHARDS
+        files = _file_numbers(tensors)
         writer = HuggingFaceStorageWriter(path=str(shards), fqn_to_index_mapping=files, save_distributed=True)
         save(tensors, storage_writer=writer, process_group=self._group)
-        rank, size, last = dist.get_rank(), dist.get_world_size(), max(files.values())
+        rank = dist.get_rank()
+        size = dist.get_world_size()
+        last = max(files.values())
         file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
         mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
         places = self._merged("files", lambda: _put_together(folder, mine, convert))
@@ -192,7 +197,8 @@ class ShardedWriter:
 
     def _seal(self, temporary: Path) -> dict[str, str]:
         """CRC-32 of every file by name, each read and fsynced by one rank."""
-        rank, size = dist.get_rank(), dist.get_world_size()
+        rank = dist.get_rank()
+        size = dist.get_world_size()
 
         def sealed() -> dict[str, str]:
             mine = files_below(temporary)[rank::size]
@@ -208,7 +214,8 @@ class ShardedWriter:
 
     def _give_up(self, job: _Unwritten, error: BaseException) -> None:
         """Remove what was written, and raise the cause of an error; returns if that is the error itself."""
-        cause, raised_here = error, True
+        cause = error
+        raised_here = True
         if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
             rank = dist.get_rank()
             raised_here = rank in error.failures
@@ -241,13 +248,18 @@ def _weights(model: torch.nn.Module) -> dict[str, Tensor]:
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The number, from 1, of the file of each tensor; the tensors of a layer are in one file."""
-    files, size, index, layer = dict[str, int](), 0, 1, None
+    files = dict[str, int]()
+    size = 0
+    index = 1
+    layer = None
     for name, tensor in tensors.items():
         layer_of_name = re.match(r".*?\.\d+\.", name)
         here = name if layer_of_name is None else layer_of_name[0]
         if size >= FILE and here != layer:
-            size, index = 0, index + 1
-        files[name], layer = index, here
+            size = 0
+            index = index + 1
+        files[name] = index
+        layer = here
         size += tensor.numel() * tensor.element_size()
     return files
 

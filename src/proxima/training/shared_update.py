@@ -118,8 +118,13 @@ class SharedUpdate:
         budget: int,
         whole: DealtUpdate | None,
     ) -> None:
-        self.objective, self.share, self.model, self.ranks = objective, share, model, ranks
-        self.budget, self.whole, self.cuts = budget, whole, share.cuts
+        self.objective = objective
+        self.share = share
+        self.model = model
+        self.ranks = ranks
+        self.budget = budget
+        self.whole = whole
+        self.cuts = share.cuts
         self.own = list(chain.from_iterable(self.cuts))
         self.sequences = {
             i: objective.sequences(item) if whole is None else whole.sequences[i] for i, item in share.items.items()
@@ -150,12 +155,15 @@ class SharedUpdate:
 
         Returns: on rank 0 the statistics of all trajectories, and the metrics of all ranks.
         """
-        objective, statistics, known = self.objective, None, self.share.denominators
+        objective = self.objective
+        statistics = None
+        known = self.share.denominators
         if known is None:
             statistics = self._batch_statistics()
             known = statistics.denominators
         denominators = [to_device(torch.where(d == 0, torch.ones_like(d), d), self.model.device) for d in known]
-        measured, metrics = Measured(), list[Metrics]()
+        measured = Measured()
+        metrics = list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
         passes = self.ranks.maximum(len(self.cuts))
         for index in range(passes):

@@ -101,12 +101,15 @@ class TrainStack:
         ranks: Ranks = ALONE,
         name: str = POLICY,
     ) -> None:
-        self.model, self.ranks, self.name = model, ranks, name
+        self.model = model
+        self.ranks = ranks
+        self.name = name
         self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
         self.optimizer = _built(optimizer or AdamW(), model)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.schedule = schedule or Schedule()
-        self.max_grad_norm, self.on_zero_gradient = max_grad_norm, on_zero_gradient
+        self.max_grad_norm = max_grad_norm
+        self.on_zero_gradient = on_zero_gradient
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
         self.changes = 0  # how often an update has begun to change the weights
@@ -158,7 +161,8 @@ class TrainStack:
             if self._gathers:
                 gather_into(self.model.model, None if self._plain is None else self._plain.model)
             else:
-                self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+                self._plain = plain_copy(self.model.loaded, device)
+                self._gathers = True
         return self._plain or self.model.loaded
 
     def lent_model(self) -> LoadedModel:
@@ -216,8 +220,11 @@ class TrainStack:
             shared = self._shared(objective, dealt)
             before = 0.0 if self._one_pass else self._weight_norm()
             self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
-            result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
-            loss, tokens = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
+            result = UpdateResult()
+            metrics = list[Metrics]()
+            norms = list[float]()
+            loss = torch.zeros((), dtype=torch.float64, device=self.model.device)
+            tokens = 0
             to_feed = sum(update.tokens for update in shared)
 
             def fed(count: int) -> None:
@@ -241,7 +248,8 @@ class TrainStack:
                 result.flops += update.flops
                 at_start = at_start and not self.ranks.maximum(len(first)) and self._skips(norm)
                 if not self._skips(norm):
-                    before, moved = self._check_weights(before), moved + 1
+                    before = self._check_weights(before)
+                    moved = moved + 1
                 if should_continue is not None:
                     goes_on = should_continue(update.items, merge_metrics(measured))
                     if not self.ranks.share_value(goes_on):
@@ -410,7 +418,8 @@ def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> OnePassAd
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
     """The trajectory with columns [T, …]; the additional value of a sentinel becomes its bootstrap."""
-    value, count = columns.get("value", ()), len(item.tokens)
+    value = columns.get("value", ())
+    count = len(item.tokens)
     if len(value) > count:
         columns |= {"value": value[:count], "bootstrap": float(value[count])}
     return replace(item, **columns)

@@ -149,7 +149,8 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
     if (kind := (file := figure_file(out)).suffix.lower()) == ".svg":
         write_atomic(file, svg_file(drawing))
         return file
-    stream, metadata = io.BytesIO(), {"CreationDate": None} if kind == ".pdf" else None
+    stream = io.BytesIO()
+    metadata = {"CreationDate": None} if kind == ".pdf" else None
     with drawing.opened(light) as figure:
         dpi = "figure" if kind == ".pdf" else 150
         figure.savefig(stream, format=kind[1:], facecolor=light("paper"), metadata=metadata, dpi=dpi)

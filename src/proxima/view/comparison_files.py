@@ -101,7 +101,8 @@ class ComparisonFigure(Drawing):
             margins = (PANEL * column + 52, width - PANEL * (column + 1) + 14, 34, 44 + lines)
             axes = panel_axes(figure, margins)
             for i, cell in enumerate(self.comparison.cells):
-                band, line = cell.band(key), color(CELLS[i % len(CELLS)])
+                band = cell.band(key)
+                line = color(CELLS[i % len(CELLS)])
                 if band is None:
                     continue
                 dashes = ("-", "--", ":")[min(i // len(CELLS), 2)]

@@ -138,7 +138,8 @@ def widened(low: float, high: float, least: float, highest: float) -> tuple[floa
     """Widen a range to at least `least` and `TIE` of its values, but not beyond `highest` or, if positive, below 0."""
     missing = max(0.0, max(least, TIE * max(abs(low), abs(high))) - (high - low))
     lowest = 0.0 if low >= 0 else -math.inf
-    low, high = low - missing / 2, high + missing / 2
+    low = low - missing / 2
+    high = high + missing / 2
     shift = max(lowest - low, 0.0) - max(high - highest, 0.0)
     return max(low + shift, lowest), min(high + shift, highest)
 
@@ -151,7 +152,8 @@ def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float
     seeds, both values are shown.
     """
     means = [v for band in bands if band for v in (*band.mean, *(band.low + band.high if band.n == 2 else ()))]
-    low, high = min(means), max(means)
+    low = min(means)
+    high = max(means)
     margin = (high - low) / 3
     return widened(low - margin if low < 0 else max(0.0, low - margin), min(high + margin, highest), least, highest)
 
@@ -210,9 +212,11 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     margin = (
         (max(seeds) - min(seeds)) / 3 or max(mean.half or 0.0 for _, _, mean in means) or 0.1 * abs(seeds[0]) or 1.0
     )
-    low, high = min(seeds) - margin, max(seeds) + margin
+    low = min(seeds) - margin
+    high = max(seeds) + margin
     if headline.share:
-        low, high = max(0.0, low), min(1.0, high)
+        low = max(0.0, low)
+        high = min(1.0, high)
     low, high = widened(low, high, TIE if headline.share else 0.0, 1.0 if headline.share else math.inf)
 
     def place(value: float) -> float:

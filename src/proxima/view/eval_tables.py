@@ -50,7 +50,9 @@ class EvalProgress(EvalObserver):
     the result of each set as soon as it is done, for evaluations of several sets, which may take hours."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, show_results: bool = False) -> None:
-        self._line, self._show_results, self._name = StageProgress(stream, clock), show_results, ""
+        self._line = StageProgress(stream, clock)
+        self._show_results = show_results
+        self._name = ""
         self._live = stream.isatty()
 
     def progress(self, stage: Literal["load", "evaluate"], done: int, total: int, unit: str) -> None:
@@ -88,7 +90,8 @@ class EvalProgress(EvalObserver):
 def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
     """Format the model and settings, a row per set, and the caveats."""
     model, suites = result["model"], result["suites"]
-    threads, dtype = result["threads"], result["engine"].get("dtype", result["engine"]["kind"])
+    threads = result["threads"]
+    dtype = result["engine"].get("dtype", result["engine"]["kind"])
     where = f"{result['device']} {threads} thread{'s' * (threads != 1)} {dtype}"
     head = f"{printable(str(model['name']))}  {magnitude(model['parameters'])}  {where}  seed {result['seed']}"
     settings = dict.fromkeys(_sampling(facts) for facts in suites.values())
@@ -202,9 +205,11 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
         if main is None and facts["answers"]:
             texts.append(f"{name}: {metric} unknown: {why_unknown(facts)}")
         if (facts["truncated"] or 0) >= MUCH:
-            what, where = "answers", f"the limit of {count(facts['sampling']['max_tokens'])} tokens; raise --max-tokens"
+            what = "answers"
+            where = f"the limit of {count(facts['sampling']['max_tokens'])} tokens; raise --max-tokens"
             if facts.get("episodes"):
-                what, where = "episodes", limits_reached(facts["truncated"], facts["episodes"], "--max-tokens")
+                what = "episodes"
+                where = limits_reached(facts["truncated"], facts["episodes"], "--max-tokens")
             texts.append(f"{name}: {percent(facts['truncated'])} of the {what} reached {where}")
         if (facts["unanswered"] or 0) >= MUCH:
             texts.append(
@@ -291,7 +296,8 @@ def verdict(pair: PairedComparison) -> str:
     interval = f"B − A 95 % {_difference(pair)}"
     if pair.p >= SIGNIFICANT:
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions ({interval})"
-    side, p = "B" if pair.difference.value > 0 else "A", p_value(pair.p)
+    side = "B" if pair.difference.value > 0 else "A"
+    p = p_value(pair.p)
     is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
     better = f"{side} is {is_better} by {fixed(abs(pair.difference.value), 3)}"
     return f"{pair.name}: {better} ({interval}; p {p if p.startswith('<') else f'= {p}'})"
@@ -325,7 +331,8 @@ def pair_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
     for key in (key for key in record if key.startswith(BIN) and key.endswith("/pairs")):
         place = key.removesuffix("/pairs")
         sure = f"{place.removeprefix(BIN)} % sure, {fixed(record[f'{place}/confidence'], 3)} on average"
-        value, pairs = fixed(record[f"{place}/right"], 3), f"{record[key]:,.0f}"
+        value = fixed(record[f"{place}/right"], 3)
+        pairs = f"{record[key]:,.0f}"
         rows.append({"held-out pairs": f"right where {sure}", "value": value, "95 %": "", "pairs": pairs})
     return rows
 

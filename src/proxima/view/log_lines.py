@@ -134,7 +134,8 @@ class LogLines(Observer):
         name = label if label != "step" else f"step {record['step']}"
         self._evals.append(record)
         headline = Headline.of(self._evals)
-        value, first = headline.value(record), self._evals[0]
+        value = headline.value(record)
+        first = self._evals[0]
         before = headline.value(first) if first.get("label") == "before" != label else None
         parts = [
             f"eval  {name:<8} {headline.name} {fixed(value, 3)}",
@@ -215,7 +216,8 @@ def time_of_day(wall: str) -> str:
 def of_questions(record: Record, headline: Headline) -> str:
     """`25/200`: correct of the judged answers; `200 questions` if the figure is not the accuracy; `12 examples` if the
     accuracy is not such a share: KTO has no pairs to count, and a tie in DPO counts half."""
-    judged, right = int(record.get("answers", 0)) - int(record.get("invalid", 0)), record.get("correct", 0)
+    judged = int(record.get("answers", 0)) - int(record.get("invalid", 0))
+    right = record.get("correct", 0)
     share = "examples" not in record or (judged and math.isclose(record[ACCURACY], right / judged))
     if headline.key == ACCURACY and share:
         return f"{right}/{judged}"
@@ -299,7 +301,9 @@ def why_unknown(record: Record) -> str:
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:
     """Report how the run ended, its gain, and what to do next."""
-    status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
+    status = summary.get("status", "done")
+    steps = summary.get("steps", 0)
+    spent = duration(summary.get("seconds"))
     of = f" of {info.steps}" if info is not None and steps != info.steps else ""
     planned = info.steps if info is not None else steps
     parts = [f"{status}: {steps}{of} step{'s' * (planned != 1)} in {spent}"]
@@ -383,7 +387,9 @@ def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
     rows = []
     for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
         results = [sets[name] for record in evals if name in (sets := named_sets(record))]
-        first, last = figure_text(results[0]), figure_text(results[-1]) if len(results) > 1 else NONE
-        questions, figure = str(results[-1]["questions"]), Headline.of(results).name
+        first = figure_text(results[0])
+        last = figure_text(results[-1]) if len(results) > 1 else NONE
+        questions = str(results[-1]["questions"])
+        figure = Headline.of(results).name
         rows.append({"name": name, "figure": figure, "questions": questions, "first": first, "last": last})
     return rows

@@ -13,7 +13,8 @@ from proxima.system.jsonl import dumps
 from proxima.view.formatting import count, visible
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
 
-HERE, DIGITS = Path(__file__).parent, 6
+HERE = Path(__file__).parent
+DIGITS = 6
 
 
 def render(name: str, *, answers: Mapping[str, Any], style: str = "", **values: Any) -> str:

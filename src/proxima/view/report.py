@@ -58,7 +58,8 @@ def report_values(run: Run) -> dict[str, Any]:
     counted: Run = run
     invalid: dict[str, Any] | None = None
     if run.status == "failed" or any(r.get("reward/invalid") or r.get("invalid") for r in (*run.train, *run.evals)):
-        counted, invalid = with_given_up(run), failed_scores(run)
+        counted = with_given_up(run)
+        invalid = failed_scores(run)
     sets = list[dict[str, str]]()
     if any(map(named_sets, run.evals)):
         sets = sets_table(run.evals)
@@ -161,7 +162,8 @@ def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
 
 def padded(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of an axis that shows the values, with a margin of a tenth of their range on both sides."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
     margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
     return low - margin, high + margin
 
@@ -212,7 +214,8 @@ def tiles(run: Run) -> list[tuple[str, str]]:
         "tokens generated": magnitude(total(train, "tokens/generated")),
         "tokens trained": magnitude(total(train, "tokens/trained")),
     }
-    generated, examples = ("generate", "completions", "tokens generated"), ("examples", "epochs")
+    generated = ("generate", "completions", "tokens generated")
+    examples = ("examples", "epochs")
     hidden = {*(generated if any("examples" in record for record in train) else examples)}
     keys = {"per device": "tokens_per_second/device", "of the product rate": "device/mfu"}
     keys["GPU memory"] = "device/memory_allocated"

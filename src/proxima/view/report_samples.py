@@ -106,7 +106,8 @@ def _step_samples(file: Path, folder: RunFolder) -> list[dict[str, Any]]:
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Read one row per sample, that of its last path, with its episode and its images if any. ValueError if the file is
     torn."""
-    rows, names = read_rows(file, columns), pq.read_schema(file).names
+    rows = read_rows(file, columns)
+    names = pq.read_schema(file).names
     if more := [name for name in ("episode", "images") if name in names]:
         rows = [row | of for row, of in zip(rows, read_rows(file, more), strict=True)]
     return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]

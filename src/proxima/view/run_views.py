@@ -44,11 +44,13 @@ class RunViews(Tee):
         super().__init__(*observers, ReportFile(), LogFile(), *([lines_to(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
-        self._warnings, self._step = WarningList(), 0
+        self._warnings = WarningList()
+        self._step = 0
         self._printed: dict[str, int] = {}  # kind of a lasting state → step of its last warning
 
     def started(self, info: RunInfo) -> None:
-        self.run_folder, self._step = info.folder, info.resumed_at
+        self.run_folder = info.folder
+        self._step = info.resumed_at
         super().started(info)
         for note in self.notes if info.resumed_at < info.steps else ():  # for a finished run they are not news
             self.warning(note)

@@ -13,7 +13,9 @@ class StageProgress:
     `patience` seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
-        self._stream, self._clock, self._live = stream, clock or Clock(), stream.isatty()
+        self._stream = stream
+        self._clock = clock or Clock()
+        self._live = stream.isatty()
         self._wait = INTERVAL if self._live else patience
         self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
 

@@ -41,7 +41,10 @@ WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-
 # the points next to them, are a jump, at which the line is interrupted.
 JUMP = 0.06
 WIDTH, HEIGHT = 290, 200  # of a panel, including margins
-LEFT, RIGHT, TOP, BOTTOM = 40, 12, 26, 38
+LEFT = 40
+RIGHT = 12
+TOP = 26
+BOTTOM = 38
 LINE = 18
 
 
@@ -144,7 +147,8 @@ def _row(
         except ValueError as error:
             raise UserError(f"{name} can't be drawn: {error}") from None
     for quantity, sign in itertools.product(quantities, curves):
-        x, ys = curves[sign][0].x, [getattr(c, quantity) for c in curves[sign]]
+        x = curves[sign][0].x
+        ys = [getattr(c, quantity) for c in curves[sign]]
         y_range = _y_range(ys, WINDOW[quantity])
         label = "loss" if quantity == "loss" else "gradient weight"
         yield SurrogatePanel(
@@ -168,7 +172,8 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
     """Split a curve at its jumps."""
     height = y_range[1] - y_range[0]
     points = list(zip(x.tolist(), y.tolist(), strict=True))
-    pieces, steps = [points[:1]], y.diff().abs().tolist()
+    pieces = [points[:1]]
+    steps = y.diff().abs().tolist()
     for i, step in enumerate(steps):
         beside = max(steps[max(i - 1, 0) : i] + steps[i + 1 : i + 2])
         visible = any(y_range[0] <= value <= y_range[1] for _, value in points[i : i + 2])
@@ -259,10 +264,12 @@ def _unit(spec: Surrogate) -> str:
 
 def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the curve with each point as the token at `POSITION` of a separate completion."""
-    shape, at = (len(log_prob), LENGTH), POSITION - 1
+    shape = (len(log_prob), LENGTH)
+    at = POSITION - 1
     current = torch.full(shape, 0.5 + DRIFT, dtype=log_prob.dtype).log()
     other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
-    current[:, at], other[:, at] = log_prob, behavior
+    current[:, at] = log_prob
+    other[:, at] = behavior
     b = PolicyBatch.from_padded(torch.ones(shape), log_prob=current, behavior_log_prob=other, advantage=advantage)
     b.log_prob.requires_grad_()
     loss, weight = _differentiated(b, spec(b))

@@ -22,12 +22,14 @@ class SweepLines:
     """Writes a line per event, and one per minute, with the local time of day."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
-        self._stream, self._clock = stream, clock or Clock()
+        self._stream = stream
+        self._clock = clock or Clock()
         self._progresses: Sequence[RunProgress] = ()
         self._jobs, self._last = 1, self._clock.now()
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        self._progresses, self._jobs = progresses, sweep.jobs
+        self._progresses = progresses
+        self._jobs = sweep.jobs
         self._line(opening(sweep, progresses))
         for progress in progresses:
             if progress.state is RunState.FAILED:

@@ -21,11 +21,13 @@ def stacked(rows: Sequence[Mapping[str, str]], width: int) -> list[list[dict[str
     first, *others = rows[0]
     sizes = {name: 2 + max(len(name), *(len(row[name]) for row in rows)) for name in (first, *others)}
     start = min(sizes[first], width // 2)  # a longer name is folded
-    blocks, used = [[others[0]]], start + sizes[others[0]]
+    blocks = [[others[0]]]
+    used = start + sizes[others[0]]
     for name in others[1:]:
         used += sizes[name]
         if used > width:
-            blocks, used = [*blocks, []], start + sizes[name]
+            blocks = [*blocks, []]
+            used = start + sizes[name]
         blocks[-1].append(name)
     return [[{name: row[name] for name in (first, *block)} for row in rows] for block in blocks]
 
@@ -36,7 +38,9 @@ def table_text(
     """A table of rows with the same columns, as text: with colours and the width of the stream if that is a terminal,
     else as wide as `COLUMNS` says, or `width`. The first column is folded if necessary; the others are right-aligned
     unless named in `left`."""
-    table, terminal, out = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), stream.isatty(), io.StringIO()
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    terminal = stream.isatty()
+    out = io.StringIO()
     for i, name in enumerate(rows[0] if rows else ()):
         justify: Any = "left" if i == 0 or name in left else "right"
         table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")

@@ -28,9 +28,12 @@ def planned(
     resolved: Resolved[Any], overrides: Sequence[str], devices: Devices, mean: float | None, *, exact: bool
 ) -> Answer:
     """The plan of the recipe's own layout. `exact`: its memory counted by a rehearsal, with the waits of its host."""
-    plan, waits, notes = plan_recipe(resolved, devices, mean=mean), dict[str, Any](), list[str]()
+    plan = plan_recipe(resolved, devices, mean=mean)
+    waits = dict[str, Any]()
+    notes = list[str]()
     if exact:
-        ranks, code = plan.layout.ranks, resolved.import_code
+        ranks = plan.layout.ranks
+        code = resolved.import_code
         decided = decided_in(planned_config(resolved.config, devices)[0], resolved.config)
         words = [f"{path}={dtype}" for path, dtype in decided.items()]
         rows = with_rows(plan.recipe.spec, plan.recipe.model, plan.layout, devices.kind).log_prob_chunk
@@ -55,7 +58,9 @@ def planned(
 
 def proposed(resolved: Resolved[Any], devices: Devices, mean: float | None) -> Answer:
     """A table of layouts, and the words of the command line that set each."""
-    facts, rows, below = [], [], list[str]()
+    facts = []
+    rows = []
+    below = list[str]()
     for number, plan in enumerate(proposals(resolved, devices, mean), 1):
         words = words_of(plan, resolved)
         facts.append({"words": words, **plan.as_json()})
@@ -122,10 +127,12 @@ def _remedy(words: Sequence[str], plan: StepPlan) -> list[str]:
 def _slots_that_fit(plan: StepPlan) -> int:
     """The most slots of an engine in the process, whose cache has a row for each, with which the plan fits; 0: fewer
     would not do, or there is no such engine."""
-    memory, asked = plan.memory, plan.load.engine.slots
+    memory = plan.memory
+    asked = plan.load.engine.slots
     if not plan.layout.in_process or not asked:
         return 0
-    cache, rows = memory.engine[CACHE], padded_rows(asked)
+    cache = memory.engine[CACHE]
+    rows = padded_rows(asked)
     most = (1 - MARGIN) * memory.memory
     fitting = int((most - memory.needed + cache) / (cache / rows)) // 8 * 8
     return fitting if 0 < fitting < asked else 0
@@ -133,8 +140,11 @@ def _slots_that_fit(plan: StepPlan) -> int:
 
 def _refusal(plan: StepPlan) -> list[str]:
     """Why the servers do not start, with the figures, and the value with which they do."""
-    memory, engine, layout = plan.memory, plan.load.engine, plan.layout
-    total, needs = memory.memory / GIB, f"{memory.least / GIB:,.1f} GiB"
+    memory = plan.memory
+    engine = plan.load.engine
+    layout = plan.layout
+    total = memory.memory / GIB
+    needs = f"{memory.least / GIB:,.1f} GiB"
     if memory.share:
         given = f"{engine.source}={memory.share:g} gives a server {memory.server / GIB:,.1f} GiB of {total:,.1f}"
     else:
@@ -163,7 +173,8 @@ def _others(layout: DeviceLayout) -> str:
 
 def _words_that_start(plan: StepPlan) -> str:
     """The words of the command line with which the servers start; empty if they do with none."""
-    memory, engine = plan.memory, plan.load.engine
+    memory = plan.memory
+    engine = plan.load.engine
     if not memory.share:
         gib = engine.cpu_cache / GIB + max(0.0, memory.least - memory.server) / GIB
         return f"{CACHE_GIB}={math.ceil(gib)}" if memory.least < memory.room and memory.server < memory.least else ""
@@ -177,7 +188,8 @@ def _words_that_start(plan: StepPlan) -> str:
 
 def _stages(plan: StepPlan) -> list[str]:
     load = plan.load
-    mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
+    mean = f"{load.mean:,.0f}"
+    most = f"{load.largest(load.sequences):,}"
     what = "completions" if load.generates else "examples"
     lines = [f"         for {what} of {mean} tokens on average, the longest of {load.sequences:,} with {most}"]
     for stage in plan.stages:

@@ -55,7 +55,8 @@ def plan(
     from proxima_plan.simulation.simulated_answers import lagging, scaled
 
     asked = None if devices is None else read_devices(devices)
-    several, simulated = asked is not None and len(asked) > 1, bool(lag) or fitted is not None or score is not None
+    several = asked is not None and len(asked) > 1
+    simulated = bool(lag) or fitted is not None or score is not None
     if propose and asked is None:
         raise UserError("--propose needs --devices; name some, as 8xH100-80G")
     if several and (len(lag) > 1 or 0 in lag):
@@ -71,7 +72,8 @@ def plan(
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)
-    ours, fits = devices_here(resolved.config) if asked is None else asked[0], True
+    ours = devices_here(resolved.config) if asked is None else asked[0]
+    fits = True
     if several or lag:
         assumed = assumptions(mean_length, fitted, score, ours if asked is None else None, import_code=import_code)
     if several:

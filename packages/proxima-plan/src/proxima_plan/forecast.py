@@ -192,7 +192,8 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
     stages.append(times.update(part).repeated(load.updates))
     if load.critic is not None:
         critic = replace(times, model=load.critic, adapter=None)
-        updates, values = critic.update(part).repeated(load.critic_passes / share), critic.forward(whole)
+        updates = critic.update(part).repeated(load.critic_passes / share)
+        values = critic.forward(whole)
         seconds = {name: value + values.parts.get(name, 0.0) for name, value in updates.parts.items()}
         stages.append(Stage("critic", seconds, updates.sent))
     return stages
@@ -242,7 +243,8 @@ def attention_path(spec: ModelConfig, kind: DeviceKind, load: Load) -> str:
         FieldError: it asks for it on other devices than Hopper GPUs.
     """
     if spec.attention == "flash3":
-        bound, remedy = f"is for Hopper GPUs, and this is a plan for {kind.name}", "set model.attention=auto"
+        bound = f"is for Hopper GPUs, and this is a plan for {kind.name}"
+        remedy = "set model.attention=auto"
         require(kind.name.startswith(HOPPER), "model.attention", spec.attention, bound, remedy=remedy)
         return "flash3"
     if kind.name == CPU:

@@ -89,7 +89,8 @@ class DeviceLayout:
     def local(self, model: ModelFacts) -> ModelFacts:
         """The model that a rank computes with after gathering a layer: its pipeline stage, with all widths that a
         tensor group splits divided by its size. The states between the layers are not split."""
-        t, layers = self.sharding.tensor_parallel, math.ceil(model.layers / self.pipeline)
+        t = self.sharding.tensor_parallel
+        layers = math.ceil(model.layers / self.pipeline)
         experts = model.all_of_experts // model.layers
         layer = (model.layer - experts) // t + experts // (t * self.sharding.expert_parallel)
         ends = (model.parameters - model.layers * model.layer) * layers // model.layers
@@ -146,8 +147,10 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     Raises:
         FieldError: the placement does not fit these devices.
     """
-    placement, engine = config.placement, getattr(config, "engine", None)
-    count, here = devices.count, not hasattr(engine, "urls")
+    placement = config.placement
+    engine = getattr(config, "engine", None)
+    count = devices.count
+    here = not hasattr(engine, "urls")
     ray = PLACEMENTS.holds(placement, "ray")
     ranks = placement.ranks if ray else count
     sharding = Sharding()
@@ -179,7 +182,9 @@ def _with_servers(layout: DeviceLayout, config: Any, *, ray: bool) -> DeviceLayo
     Raises:
         FieldError: a server needs more devices than it has, or new weights do not reach it.
     """
-    placement, engine, settings = config.placement, config.engine, engine_settings(config)
+    placement = config.placement
+    engine = config.engine
+    settings = engine_settings(config)
     for check in (engines_can_start, weights_reach_servers):
         for finding in check(placement, engine, config.model):
             assert isinstance(finding, tuple)
@@ -188,7 +193,8 @@ def _with_servers(layout: DeviceLayout, config: Any, *, ray: bool) -> DeviceLayo
     copies = settings.copies
     if starts_servers(placement):
         given = float(placement.gpus_of_server)
-        each, stacked = max(1, int(given)), max(1, int(1 / given)) if 0 < given < 1 else 1
+        each = max(1, int(given))
+        stacked = max(1, int(1 / given)) if 0 < given < 1 else 1
         split = 0 if settings.split == each // copies else settings.split
         layout = replace(layout, engines=placement.engines * copies, engine_devices=each // copies, split=split)
         layout = replace(layout, colocated=placement.colocate, stacked=stacked)
@@ -199,7 +205,8 @@ def _with_servers(layout: DeviceLayout, config: Any, *, ray: bool) -> DeviceLayo
     if engine.serve is None:  # at engine.url
         layout = replace(layout, engines=len(engine.urls), awake=True, colocated=not ray and not settings.remote)
         return replace(layout, elsewhere=settings.remote)
-    count, elsewhere = engine.serve.replicas * copies, VISIBLE in engine.serve.variables
+    count = engine.serve.replicas * copies
+    elsewhere = VISIBLE in engine.serve.variables
     layout = replace(layout, engines=count, engine_devices=settings.split, awake=True, stacked=engine.serve.replicas)
     return replace(layout, colocated=not elsewhere, elsewhere=elsewhere)
 
@@ -211,6 +218,7 @@ def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
         FieldError: it names the nearest number that is possible.
     """
     check_split(config, None, layout.sharding, layout.ranks, adapters=adapters)
-    heads, size = config.get_text_config().num_attention_heads, layout.engine_split
+    heads = config.get_text_config().num_attention_heads
+    size = layout.engine_split
     bound = f"gives each engine {size} devices, which must divide the {heads} attention heads"
     require(heads % size == 0, "placement.engines", layout.engines, bound, remedy="start other engines")

@@ -23,7 +23,10 @@ from proxima_plan.traffic import BUCKET, FULL, HALF, PROBE
 
 CONTEXT = GIB  # of the driver and its kernels or, on a CPU, of Python and torch
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
-WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
+WEIGHTS = "weights"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+ACTIVATIONS = "activations"
 FROZEN = "frozen models"
 COMPUTES, CACHE, SPARE = "activations and graphs", "KV cache", "spare cache"  # of an engine
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
@@ -104,9 +107,11 @@ def trainer_memory(
         others = _states(whole, load.critic, layout, load.critic_optimizer, alone=False)
         kinds = {kind: size + others[kind] for kind, size in kinds.items()}
         activations = max(activations, _activations(whole, load.critic, layout, own, fused=fused))
-    kinds[FROZEN], host = load.frozen * BYTES[spec.dtype] // layout.parts, 0
+    kinds[FROZEN] = load.frozen * BYTES[spec.dtype] // layout.parts
+    host = 0
     if layout.sharding.offload:
-        host, kinds = sum(kinds.values()), {}
+        host = sum(kinds.values())
+        kinds = {}
     elif getattr(load.optimizer, "offload", False):
         host = kinds.pop(OPTIMIZER)
     if alone:
@@ -142,10 +147,13 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
 def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tokens: int, *, fused: bool) -> int:
     """The bytes that exist only during an update: what layers keep for the backward pass, gathered layers, rounded
     weights, and a chunk of logits."""
-    own, sharded, sharding = layout.local(model), layout.sharded, layout.sharding
+    own = layout.local(model)
+    sharded = layout.sharded
+    sharding = layout.sharding
     compute = BYTES[spec.compute_dtype]
     gathered = 2 if sharded and sharding.param_dtype == "bfloat16" else BYTES[spec.dtype]
-    states, layer = tokens * gathered * model.hidden, _of_layer(spec, own, tokens, gathered, fused=fused)
+    states = tokens * gathered * model.hidden
+    layer = _of_layer(spec, own, tokens, gathered, fused=fused)
     size = own.layers * layer + 4 * states  # embeddings, the last norm, and the states that predict
     if spec.gradient_checkpointing:
         size = layer + (own.layers + 4) * states + own.layers * tokens * compute * model.hidden * fused
@@ -168,7 +176,10 @@ def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tok
 
 def _of_layer(spec: ModelConfig, model: ModelFacts, tokens: int, residual: int, *, fused: bool) -> int:
     """The bytes that one layer keeps, without checkpointing or while it is recomputed."""
-    h, i, e, queries = model.hidden, model.intermediate, BYTES[spec.compute_dtype], model.query_width
+    h = model.hidden
+    i = model.intermediate
+    e = BYTES[spec.compute_dtype]
+    queries = model.query_width
     if fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
         return tokens * (2 * (residual + e) * h + e * (2 * queries + 2 * model.kv_width + 2 * i))
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
@@ -182,7 +193,8 @@ def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, com
     """The rounded head, and the larger of two: a chunk of logits with its softmax; or a chunk of their gradient with
     that of the head, which grows chunk by chunk, in float32."""
     rows = spec.log_prob_chunk or ROWS_ON_CPU
-    chunk, head = min(rows, tokens) * model.vocabulary, model.vocabulary * model.hidden
+    chunk = min(rows, tokens) * model.vocabulary
+    head = model.vocabulary * model.hidden
     rounded = head * compute if compute != element else 0
     summed = element if tokens <= rows else 4
     whole = 0 if spec.lora is not None else head
@@ -221,7 +233,8 @@ def device_memory(
     estimated, host = trainer_memory(with_rows(spec, model, layout, device), model, layout, load, fused=device.fused)
     rank = dict(counted or estimated)
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
-    total, source = int(device.memory * GIB), "formula" if counted is None else "rehearsal"
+    total = int(device.memory * GIB)
+    source = "formula" if counted is None else "rehearsal"
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
     memory = DeviceMemory(rank, {}, 0, training, total, host, source)
     if not load.generates:
@@ -239,7 +252,8 @@ def device_memory(
 def _with_engine_in_process(memory: DeviceMemory, model: ModelFacts, load: Load) -> DeviceMemory:
     """Add the weights and the cache of an engine in the process, which stay while the ranks compute: the cache has a
     row of the longest sequence for each slot, whether it is used or not."""
-    engine, length = load.engine, math.ceil((load.prompt + load.longest) / ROUND) * ROUND
+    engine = load.engine
+    length = math.ceil((load.prompt + load.longest) / ROUND) * ROUND
     slots = min(engine.slots or MOST_RUNNING, load.asked)
     rows = padded_rows(engine.slots or slots)
     cache = round(rows * length * model.key_elements * engine.key_bytes)
@@ -256,13 +270,15 @@ def _with_servers(
     engine, size = load.engine, layout.engine_split
     of_layers = model.layers * model.layer
     weights = of_layers * engine.layer_bytes + (model.parameters - of_layers) * engine.weight_bytes
-    weights, computes = math.ceil(weights / size), CONTEXT + server_work(model, load, device, size)
+    weights = math.ceil(weights / size)
+    computes = CONTEXT + server_work(model, load, device, size)
     token = engine.key_bytes * model.key_elements / key_parts(model, size)
     row = math.ceil(token * max(engine.max_length, load.prompt + load.longest))
     least = weights + computes + row
     room = max(0, memory.memory - taken) // layout.stacked
     if device.name == CPU:
-        share, server = 0.0, weights + computes + engine.cpu_cache
+        share = 0.0
+        server = weights + computes + engine.cpu_cache
     else:
         chosen = replace(memory, least=least, room=room).best_share
         share = chosen if engine.share is None else engine.share
@@ -270,7 +286,8 @@ def _with_servers(
         if engine.cache is not None:
             server = weights + computes + engine.cache
     left = server - weights - computes
-    most, asked = engine.slots or _usual(device)[1], math.ceil(load.asked / layout.engines)
+    most = engine.slots or _usual(device)[1]
+    asked = math.ceil(load.asked / layout.engines)
     mean = token * (load.prompt + load.mean)  # a paged cache only holds existing tokens
     slots = int(min(left / mean, most, asked)) if left >= row else 0
     used = round(max(slots, 1) * mean)
@@ -290,7 +307,8 @@ def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -
     engine = load.engine
     tokens, rows = engine.batched or _usual(device)[0], engine.slots or _usual(device)[1]
     width = 4 * model.hidden + 3 * model.intermediate / split + 2 * model.experts * model.hidden
-    passing, sampling = 2 * tokens * width, SAMPLED * min(rows, tokens) * model.vocabulary
+    passing = 2 * tokens * width
+    sampling = SAMPLED * min(rows, tokens) * model.vocabulary
     return math.ceil(max(passing, sampling)) + GRAPHS * (device.name != CPU and not engine.eager)
 
 

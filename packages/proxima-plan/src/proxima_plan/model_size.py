@@ -151,7 +151,8 @@ def trained_model(spec: Any) -> tuple[ModelFacts, Any]:
         UserError: the size is not known, or the model has layers without attention, whose cache and cost are others.
     """
     try:
-        facts, config = model_facts(spec.path, spec.revision, spec.lora), load_config(spec.path, spec.revision)
+        facts = model_facts(spec.path, spec.revision, spec.lora)
+        config = load_config(spec.path, spec.revision)
     except (ValueError, OSError, ImportError, AttributeError) as error:
         if (known := known_facts(spec.path)) is not None:
             return known, None

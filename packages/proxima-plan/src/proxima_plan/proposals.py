@@ -99,8 +99,10 @@ def proposed_engine(engine: EngineSettings) -> EngineSettings:
 def fastest(planned: PlannedRecipe, load: Load, shares: Sequence[float]) -> list[StepPlan]:
     """Return the layouts that fit, the fastest first, one for each number of ranks and size of engines. `shares`: see
     `layouts`."""
-    devices, node = planned.devices, planned.devices.kind.node
-    shardings, sizes = list(group_sizes(min(devices.count, node))), [n for n in GROUPS if n <= min(8, node)]
+    devices = planned.devices
+    node = planned.devices.kind.node
+    shardings = list(group_sizes(min(devices.count, node)))
+    sizes = [n for n in GROUPS if n <= min(8, node)]
     plans = [plan for plan in planned.plans(layouts(devices, shardings, sizes, shares), load) if plan.memory.roomy]
     plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.ranks_per_share))
     best = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
@@ -136,7 +138,9 @@ def layouts(
 
 def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     """Return the command-line overrides that set a layout."""
-    layout, sharding, config = plan.layout, plan.layout.sharding, resolved.config
+    layout = plan.layout
+    sharding = plan.layout.sharding
+    config = resolved.config
     fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}
     fields |= {"colocate": "true"} if layout.colocated else {"gpus_per_engine": layout.engine_devices}
     for name in ("tensor_parallel", "context_parallel", "expert_parallel"):

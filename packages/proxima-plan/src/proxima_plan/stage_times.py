@@ -13,7 +13,11 @@ from proxima_plan.traffic import BUCKET, HALF, PROBE, PlacedModel, Traffic, bloc
 
 BACKWARD = 2.5  # products of a backward pass of attention, over those of a forward: it computes the scores again
 FORWARD_HEAD = 1 / 3  # of what an update reads and writes for a logit: a backward pass computes it again
-BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
+BANDWIDTH = "bandwidth"
+COMPUTE = "compute"
+NETWORK = "network"
+LONGEST = "longest completion"
+FIXED = "fixed cost"
 HOST = "host"
 PUSHES = 2  # of the first weights
 
@@ -84,7 +88,9 @@ class StageTimes(PlacedModel):
         Weights and keys are read once; keys are read by each device that has a copy. Only those experts are read that
         some token uses.
         """
-        model, rates, size = self.model, self.device.rates, self.layout.engine_split
+        model = self.model
+        rates = self.device.rates
+        size = self.layout.engine_split
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
         weights = (self.dense + used * model.all_of_experts) / size
         keys = running * context * model.key_elements / key_parts(model, size)
@@ -116,13 +122,17 @@ class StageTimes(PlacedModel):
         which fewer than half of the maximum are running is attributed to the longest completion."""
         parts = {BANDWIDTH: 0.0, COMPUTE: self.prefill(len(lengths) * prompt / group, prompt), NETWORK: 0.0}
         parts |= {FIXED: 0.0, LONGEST: 0.0}
-        waiting, running, now, started = list(reversed(lengths)), list[tuple[int, int]](), 0, 0
+        waiting = list(reversed(lengths))
+        running = list[tuple[int, int]]()
+        now = 0
+        started = 0
         most = min(slots, len(lengths))
         while waiting or running:
             while waiting and len(running) < most:
                 heapq.heappush(running, (now + waiting.pop(), now))
                 started += now
-            count, end = len(running), running[0][0]
+            count = len(running)
+            end = running[0][0]
             context = prompt + (now + end) / 2 - started / count  # halfway until the next one ends
             step, binds = self.decode_step(count, context)
             parts[LONGEST if 2 * count < most else binds] += (end - now) * step
@@ -153,7 +163,8 @@ class StageTimes(PlacedModel):
         if self.layout.in_process:
             size = self.model.parameters * self.load.engine.weight_bytes
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
-        push, proof = self._push(), self._proof(gradients=False)
+        push = self._push()
+        proof = self._proof(gradients=False)
         how = f"{push.how}; proof {proof:.2g} s"
         return push._replace(parts={**push.parts, FIXED: push.parts.get(FIXED, 0.0) + proof}, how=how)
 
@@ -173,14 +184,17 @@ class StageTimes(PlacedModel):
         - `group`: the ranks gather a bucket while the former one is broadcast to the workers;
         - `folder`, and adapters alone: one node writes them and all read them.
         """
-        device, layout, rates = self.device, self.layout, self.device.rates
+        device = self.device
+        layout = self.layout
+        rates = self.device.rates
         adapters = self.adapter is not None
         way = self.load.engine.way(adapters=adapters, colocated=layout.colocated, cpu=device.name == CPU)
         size = float(HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters))
         if way in ("folder", "adapters"):
             how = f"{size / 1e9:,.3g} GB by a folder at {rates.publish:g} GB/s"
             return Stage("publish", {NETWORK: size / (rates.publish * 1e9)}, how=how)
-        parts, stride = layout.parts, layout.sharding.tensor_parallel
+        parts = layout.parts
+        stride = layout.sharding.tensor_parallel
         speed = self.device.link(max(1, parts // stride), stride) * rates.network
         received = size * (parts - 1) / parts
         gathered = received / speed

@@ -16,7 +16,8 @@ from proxima_plan.model_size import ModelFacts, critic_facts, model_facts
 
 TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion if it is not given
 ENDLESS = 1e-3  # share of completions that repeat themselves until they are cut off; a rough guess
-STANDARD, POINTS = NormalDist(), 512
+STANDARD = NormalDist()
+POINTS = 512
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -181,15 +182,18 @@ def _passes_of_later_versions(chain: VersionChain | None, lag: int) -> int:
 
 def _with_other_models(load: Load, config: RunConfig, model: ModelFacts) -> Load:
     """Add the models that score or criticise. A pass of one counts as passes of the policy, by its size."""
-    algorithm, critic = config.algorithm, critic_facts(config, model)
-    forwards, frozen = float(load.forwards), 0
+    algorithm = config.algorithm
+    critic = critic_facts(config, model)
+    forwards = float(load.forwards)
+    frozen = 0
     if algorithm.proximal == "next" and algorithm.next_from == "trainer":
         forwards += _passes_of_later_versions(algorithm.chain, load.lag)
     if algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None:
         frozen += model.parameters  # with an adapter the policy without it is the reference
     if (distillation := algorithm.distillation) is not None and distillation.engine is None:
         teacher = model_facts(distillation.path)
-        frozen, forwards = frozen + teacher.parameters, forwards + teacher.parameters / model.parameters
+        frozen = frozen + teacher.parameters
+        forwards = forwards + teacher.parameters / model.parameters
     rewards = {*config.reward, *(spec for held_out in config.eval.sets for spec in held_out.reward)}
     judges = [reward for reward in rewards if REWARDS.holds(reward, "model")]
     beside = sum(model_facts(one.path, one.revision).parameters * BYTES[one.dtype] for one in judges)

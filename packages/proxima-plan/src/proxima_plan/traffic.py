@@ -57,10 +57,13 @@ class Traffic(NamedTuple):
 def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradients: bool) -> dict[str, Traffic]:
     """Return the traffic that computation waits for, by group, of one pass over `tokens` tokens of a share in `micro`
     micro-batches."""
-    sharding, model, device = placed.layout.sharding, placed.model, placed.device
+    sharding = placed.layout.sharding
+    model = placed.model
+    device = placed.device
     tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
     passes = 2 + placed.load.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
-    count, own = passes * model.layers / placed.layout.pipeline, tokens / context
+    count = passes * model.layers / placed.layout.pipeline
+    own = tokens / context
     traffic = {}
     if tensor > 1:  # an all-reduce after attention and one after the rest of a layer
         size = count * 2 * own * model.hidden * HALF * 2 * (tensor - 1) / tensor
@@ -71,7 +74,8 @@ def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradient
     for name, group, width in (("context", context, heads), ("expert", expert, 2 * model.experts * model.hidden)):
         if group > 1:
             size = count * own * width * HALF * (group - 1) / group
-            rate, nodes = device.exchange(group, tensor), device.nodes(group, tensor)
+            rate = device.exchange(group, tensor)
+            nodes = device.nodes(group, tensor)
             traffic[name] = Traffic(size, rate, 2 * count * micro, nodes)
     return traffic
 
@@ -79,18 +83,23 @@ def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradient
 def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, Traffic]:
     """Return the traffic that overlaps with computation: gathering layers and summing gradients, dense ones over all
     ranks with the same tensor part, experts over the ranks that have the same ones."""
-    layout, sharding, device = placed.layout, placed.layout.sharding, placed.device
+    layout = placed.layout
+    sharding = placed.layout.sharding
+    device = placed.device
     tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
     ranks = layout.ranks // (tensor * layout.pipeline)
     parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
-    experts, share = placed.model.all_of_experts, placed.trained / placed.model.parameters
+    experts = placed.model.all_of_experts
+    share = placed.trained / placed.model.parameters
     traffic = {}
     for name, weights, split in (
         ("dense", placed.model.parameters - experts, 1),
         ("experts", experts / expert, expert),
     ):
-        group, stride = max(1, parts // split), tensor * split
-        whole, copies = weights / (tensor * layout.pipeline), ranks // split // group
+        group = max(1, parts // split)
+        stride = tensor * split
+        whole = weights / (tensor * layout.pipeline)
+        copies = ranks // split // group
         size = collectives = 0.0
         if sharding.kind != "replicate" and group > 1:
             again = 1 + (gradients and sharding.reshard_after_forward)
@@ -105,6 +114,7 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
             between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
             apart = stride if sharding.kind == "replicate" else device.node
             size = 2 * FULL * share * part * (between - 1) / between
-            rate, nodes = device.link(between, apart), device.nodes(between, apart)
+            rate = device.link(between, apart)
+            nodes = device.nodes(between, apart)
             traffic[f"sum {name}"] = Traffic(size, rate, placed.model.layers, nodes)
     return traffic

@@ -78,10 +78,12 @@ class ClientLoss:
     _compute: Callable[[Targets], LossResult]
 
     def __init__(self, name: str, config: Mapping[str, float | str]) -> None:
-        self.name, self.whole = name, "surrogate" in config or name == "gspo"
+        self.name = name
+        self.whole = "surrogate" in config or name == "gspo"
         if self.whole:
             core, self.algorithm = _core_algorithm(name, tuple(sorted(config.items())))
-            self.name, self._compute = self.algorithm["surrogate"]["kind"], lambda targets: _core_loss(core, targets)
+            self.name = self.algorithm["surrogate"]["kind"]
+            self._compute = lambda targets: _core_loss(core, targets)
             return
         for key in sorted(config):
             if near := _misspelt_field(key):
@@ -136,8 +138,10 @@ def _importance_sampling(b: Targets, config: Numbers) -> PerToken:
 
 
 def _ppo(b: Targets, config: Numbers) -> PerToken:
-    ratio, advantage = _ratio(b), b["advantages"]
-    free, clipped = ratio * advantage, _clamped(b, ratio, config) * advantage
+    ratio = _ratio(b)
+    advantage = b["advantages"]
+    free = ratio * advantage
+    clipped = _clamped(b, ratio, config) * advantage
     return -torch.minimum(free, clipped), free <= clipped
 
 

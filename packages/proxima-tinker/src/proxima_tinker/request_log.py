@@ -66,7 +66,8 @@ class RequestLog:
     """
 
     def __init__(self, path: Path, model: str) -> None:
-        self.path, self._lock = path, threading.Lock()
+        self.path = path
+        self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell

@@ -51,7 +51,9 @@ class _LoadedEngine:
     """An engine, once `ready` is done, and the requests that use it."""
 
     def __init__(self, model: str, lane: ComputeLane, load: Callable[[], LoadedModel], spec: Local) -> None:
-        self.model, self.lane, self.slots = model, lane, spec.slots
+        self.model = model
+        self.lane = lane
+        self.slots = spec.slots
         self.tasks: set[asyncio.Task[Any]] = set()
         self._clients: dict[str, tuple[asyncio.Lock, asyncio.Semaphore]] = {}
 
@@ -86,9 +88,12 @@ class Samplers:
     """
 
     def __init__(self, spec: Local, workers: Workers, most: int) -> None:
-        self.spec, self.workers, self.most = spec, workers, most
+        self.spec = spec
+        self.workers = workers
+        self.most = most
         self._engines: OrderedDict[str, _LoadedEngine] = OrderedDict()  # by weights, the latest used last
-        self._door, self._left = asyncio.Lock(), asyncio.Event()
+        self._door = asyncio.Lock()
+        self._left = asyncio.Event()
 
     async def sample(
         self, model: str, weights: str, client: str, load: Callable[[], LoadedModel], order: SampleOrder
@@ -103,7 +108,8 @@ class Samplers:
         Raises:
             UserError: the prompt does not fit, or the weights are gone.
         """
-        answer, asked = protocol.SampleResponse(), order.asked
+        answer = protocol.SampleResponse()
+        asked = order.asked
         scores_prompt = asked.prompt_logprobs or asked.topk_prompt_logprobs or order.targets is not None
         async with self._using(model, weights, load) as held:
             engine = held.ready.result()
@@ -183,12 +189,15 @@ def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completi
 
 def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
     """Fill in what is asked for of the prompt's tokens: NaN, or `NO_LOG_PROB`, where it is unknown."""
-    asked, length = order.asked, len(order.prompt)
+    asked = order.asked
+    length = len(order.prompt)
     unknown = 1 if asked.prompt_logprobs_last_n is None else max(1, length - asked.prompt_logprobs_last_n)
     first = unknown if order.targets is None else 1
     own, ids, values, others = _scored(decoder, order.prompt, first, asked.topk_prompt_logprobs, order.targets)
     own, ids, values = (np.pad(x, [(first, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
-    own[:unknown], ids[:unknown], values[:unknown] = np.nan, 0, NO_LOG_PROB
+    own[:unknown] = np.nan
+    ids[:unknown] = 0
+    values[:unknown] = NO_LOG_PROB
     if asked.prompt_logprobs:
         answer.prompt_logprobs = own.astype("<f4").tobytes()
     if asked.topk_prompt_logprobs:
@@ -205,7 +214,8 @@ def _scored(
 ) -> tuple[Array, Array, Array, Array]:
     """Of the n tokens from `first` on: their log-probs; the k most likely ids and log-probs [n, k]; and log-probs of
     `targets` [n, K], 0 where an id is -1."""
-    states, count = decoder.hidden([tokens])[0][first - 1 :], len(tokens) - first
+    states = decoder.hidden([tokens])[0][first - 1 :]
+    count = len(tokens) - first
     own = tokens[first:, None].astype(np.int64)
     wanted = torch.from_numpy(own if targets is None else np.hstack([own, targets]))
     found = np.zeros(wanted.shape, np.float32)

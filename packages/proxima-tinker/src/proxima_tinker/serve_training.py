@@ -62,7 +62,8 @@ def serve_training(
 
         async def serve() -> None:
             service.restore()
-            again, models = sum(len(model.waiting) for model in service.models.values()), len(service.models)
+            again = sum(len(model.waiting) for model in service.models.values())
+            models = len(service.models)
             listening.listen()
             goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
             print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)

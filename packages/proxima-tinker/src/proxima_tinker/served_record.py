@@ -50,7 +50,8 @@ def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[s
     `in_loss`: its gradient depends on the target. `factor`: of the gradient of log p. `keep`: in the loss, and no clip
     or mask of the loss took its gradient away.
     """
-    length, columns = len(datum.tokens), {name: _first(values) for name, values in datum.columns.items()}
+    length = len(datum.tokens)
+    columns = {name: _first(values) for name, values in datum.columns.items()}
     zero = np.zeros(length, np.float32)
     behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
     factor = columns.get("weights" if behavior is None else "advantages", zero)
@@ -110,7 +111,8 @@ class StepExamples:
         totals["loss"] += result.loss
         self.of_loss = merge_metrics([self.of_loss, _bounded(result.metrics)])
         for datum, output in zip(data, result.outputs, strict=True):
-            length, example = len(datum.tokens), _columns(datum, loss, output)
+            length = len(datum.tokens)
+            example = _columns(datum, loss, output)
             inside, behavior = example["in_loss"], example["behavior_log_prob"]
             totals["examples"] += 1
             totals["tokens"] += length
@@ -127,7 +129,9 @@ class StepExamples:
     def metrics(self) -> dict[str, float]:
         """Those of a step, by the names that the viewer explains."""
         totals = self.totals
-        number, targets, measured = int(totals["examples"]), totals["targets"], totals["measured"]
+        number = int(totals["examples"])
+        targets = totals["targets"]
+        measured = totals["measured"]
         out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"])}
         out |= {"loss": totals["loss"]} if number else {}  # a step after a restart knows none
         out |= {name: metric.value for name, metric in self.of_loss.items()}
@@ -159,7 +163,9 @@ class ServedRecord:
 
     def __init__(self, folder: Path, base: LoadedModel, spec: dict[str, Any]) -> None:
         self.files = RunFolder(folder)
-        self.spec, self.tokenizer, self.stops = spec, base.tokenizer, base.stop_tokens
+        self.spec = spec
+        self.tokenizer = base.tokenizer
+        self.stops = base.stop_tokens
         self.path = str(Path(base.path).resolve()) if Path(base.path).exists() else base.path
         if self.files.metrics.exists():  # a crash may have left a part of a line
             os.truncate(self.files.metrics, max((end for _, end in lines_from(self.files.metrics)), default=0))
@@ -180,7 +186,8 @@ class ServedRecord:
         Raises:
             OSError: the disk is full or read-only.
         """
-        pending, now = self.pending, time.monotonic()
+        pending = self.pending
+        now = time.monotonic()
         self.pending = StepExamples()
         make_folder(self.files.rollouts)
         self._write_config(pending.algorithms)
@@ -236,7 +243,9 @@ class ServedRecord:
             Span(role="context" if i % 2 else "assistant", tokens=len(ids), text=text, sampled=not i % 2, turn=i // 2)
             for i, (ids, text) in enumerate(zip(pieces, texts, strict=True))
         ]
-        several, trained, behavior = len(spans) > 1, bool(in_loss.any()), example["behavior_log_prob"]
+        several = len(spans) > 1
+        trained = bool(in_loss.any())
+        behavior = example["behavior_log_prob"]
         return {
             **OF_ALL,
             **example,

@@ -82,15 +82,20 @@ class Model:
     """
 
     def __init__(self, id: str, record: dict[str, Any], lane: ComputeLane) -> None:
-        self.id, self.record, self.lane = id, record, lane
-        self.next_seq, self.answered = record["state_seq"] + 1, -1
+        self.id = id
+        self.record = record
+        self.lane = lane
+        self.next_seq = record["state_seq"] + 1
+        self.answered = -1
         self.trained: TrainedModel | None = None
         self.seen: ServedRecord | None = None
         self.lost: UserError | None = None
         self.waiting: dict[int, int] = {}
         self.arrived = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        self.used, self.work_seconds, self.state_seconds = 0.0, 0.0, 1.0
+        self.used = 0.0
+        self.work_seconds = 0.0
+        self.state_seconds = 1.0
 
 
 def load_base(settings: Settings) -> LoadedModel:
@@ -136,7 +141,8 @@ class Service:
     """
 
     def __init__(self, settings: Settings, threads: int, log: Callable[[str], None]) -> None:
-        self.name, self.log = settings.name or settings.path, log
+        self.name = settings.name or settings.path
+        self.log = log
         settings.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(settings.folder / "lock", remedy="stop that server, or choose another --folder")
         self.settings = settings = with_dtype(settings, log)
@@ -255,7 +261,8 @@ class Service:
 
     async def submit(self, model_id: str, seq: int, kind: str, body: bytes) -> str:
         """Accept a request of a model and return its id; one that was accepted before is not run again."""
-        model, request_id = self.model(model_id), f"{model_id}:{seq}"
+        model = self.model(model_id)
+        request_id = f"{model_id}:{seq}"
         self.heartbeat(model.record["session"])
         if seq in model.waiting or seq < max(model.next_seq, model.answered + 1):  # `answer` tells if it is new
             return request_id
@@ -281,7 +288,8 @@ class Service:
                         await model.arrived.wait()
                 except TimeoutError:
                     await self._fail_gap(model)
-            seq, model.used = model.next_seq, time.monotonic()
+            seq = model.next_seq
+            model.used = time.monotonic()
 
             async def attempt(seq: int = seq) -> tuple[Answer, bool]:
                 return await model.lane.run_parts(self._perform(model, seq))
@@ -301,7 +309,8 @@ class Service:
 
     async def _fail_gap(self, model: Model) -> None:
         """Fail the requests that wait for one that does not come; a restart runs none of them."""
-        missing, last = model.next_seq, max(model.waiting)
+        missing = model.next_seq
+        last = max(model.waiting)
         try:
             await model.lane.run(self._write_state, model, last)
         except UserError:
@@ -330,11 +339,13 @@ class Service:
             known = self.journal.request(model.id, seq)
             assert known is not None and known.body is not None
         except UserError as error:  # damaged: perhaps a gradient that others after it need
-            model.lost, model.trained = error, None
+            model.lost = error
+            model.trained = None
             return self._failed(name, error), False
         except Exception as error:
             return self._failed(name, error), False
-        changes, done = known.kind in CHANGES, known.answer is not None
+        changes = known.kind in CHANGES
+        done = known.answer is not None
         if known.answer is not None and not (changes and _had_effect(known.kind, *known.answer)):
             return known.answer, True
         began = time.monotonic()
@@ -379,13 +390,15 @@ class Service:
             trained = self._new_model(model.record["spec"])
             if model.record["state_seq"] >= 0:
                 file = self._state_file(model, model.record["state_seq"])
-                what, written = f"the state of {model.id}, {file.name},", Checksum(*model.record["state"])
+                what = f"the state of {model.id}, {file.name},"
+                written = Checksum(*model.record["state"])
                 trained.load(_read(what, file, written))
             model.trained = trained
         return model.trained
 
     def _new_model(self, spec: dict[str, Any]) -> TrainedModel:
-        dtype, budget = DTYPES[self.settings.dtype], self.settings.tokens
+        dtype = DTYPES[self.settings.dtype]
+        budget = self.settings.tokens
         return TrainedModel(self.base, types.LoraConfig(**spec), compute_dtype=dtype, budget=budget)
 
     def _state_file(self, model: Model, seq: int) -> Path:
@@ -444,7 +457,8 @@ class Service:
         # nothing remains of the model that it was, whose own state may be damaged
         trained = model.trained or self._new_model(model.record["spec"])
         trained.load(state, optimizer=asked.optimizer)
-        model.trained, model.lost = trained, None
+        model.trained = trained
+        model.lost = None
         self._note(model, ServedRecord.forget)
         return _json(type=asked.type, path=asked.path, model_id=model.id)
 
@@ -543,7 +557,9 @@ class Service:
 
     def submit_sample(self, sampler: str, seq: int, order: SampleOrder) -> str:
         """Accept a request for samples; one that is running or done is not run again."""
-        request_id, record, now = f"{sampler}:{seq}", self.known("sampler", sampler), time.monotonic()
+        request_id = f"{sampler}:{seq}"
+        record = self.known("sampler", sampler)
+        now = time.monotonic()
         while self._sampled and (now - self._sampled[0][0] > SAMPLES_KEPT or len(self._sampled) > MOST_SAMPLES):
             del self.answers[self._sampled.popleft()[1]]
         if request_id not in self.answers:

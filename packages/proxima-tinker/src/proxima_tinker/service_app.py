@@ -75,7 +75,8 @@ class ServiceApp:
     """
 
     def __init__(self, service: Service, key: str = "", hosts: Sequence[str] = ()) -> None:
-        self.service, self.key = service, key.encode()
+        self.service = service
+        self.key = key.encode()
         # the SDK asks again at once after 503, and waits after 429
         self.reader = BoundedReader(hosts, service.settings.max_body_mb << 20, READ_SECONDS, spared=1 << 16, busy=429)
         routes = [
@@ -91,7 +92,8 @@ class ServiceApp:
         most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
         async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
             asked: Any = request if kind is Request else body if kind is bytes else _parsed(kind, body)
-            name, served = getattr(asked, "base_model", None), self.service.name
+            name = getattr(asked, "base_model", None)
+            served = self.service.name
             known = name in (None, served, self.service.settings.path)
             require(known, "base_model", name, f"is not served here; {served} is")
             answer = handler(self, asked)
@@ -112,7 +114,8 @@ class ServiceApp:
 
     def _signed(self, request: Request) -> bool:
         """True for an address of a file that was given out, while it is valid."""
-        path, until = request.url.path, request.query_params.get("until", "")
+        path = request.url.path
+        until = request.query_params.get("until", "")
         if request.method != "GET" or not until.isdecimal() or len(until) > 15 or int(until) < now():
             return False
         sent = request.query_params.get("signature", "").encode()
@@ -121,7 +124,8 @@ class ServiceApp:
     # ---- what there is -----------------------------------------------------------------------------------------------
 
     def capabilities(self, request: Request) -> Any:
-        name, length = self.service.name, self.service.base.max_length
+        name = self.service.name
+        length = self.service.base.max_length
         model = {"model_name": name, "max_context_length": length, "trainable": True, "sampleable": True}
         return {"supported_models": [model]}
 
@@ -162,7 +166,8 @@ class ServiceApp:
 
     def external_urls(self, request: Request) -> Any:
         files = self._files(request, "external")
-        place, until = request.url.path.rpartition("/external_weights_urls")[0], int(now() + URL_SECONDS)
+        place = request.url.path.rpartition("/external_weights_urls")[0]
+        until = int(now() + URL_SECONDS)
         urls = {}
         for file in files:
             path = f"{place}/files/{file.name}"
@@ -173,7 +178,8 @@ class ServiceApp:
         return {"urls": urls, "expires": date(URL_SECONDS)}
 
     async def file(self, request: Request) -> Any:
-        path, name = self._path(request), request.path_params["file"]
+        path = self._path(request)
+        name = request.path_params["file"]
         for file in self._files(request):
             if file.name == name:
                 return FileResponse(await asyncio.to_thread(checked, f"{name} of {path}", file))
@@ -243,7 +249,9 @@ class ServiceApp:
         return await self._submit(model, seq, "forward" if forward_only else "forward_backward", body)
 
     def get_info(self, asked: Any) -> Any:
-        model, base, name = self.service.model(asked.model_id), self.service.base, self.service.name
+        model = self.service.model(asked.model_id)
+        base = self.service.base
+        name = self.service.name
         data = {"arch": base.model.config.model_type, "model_name": name, "tokenizer_id": base.path}
         return {"model_id": model.id, "model_name": name, "model_data": data, **_of_lora(model.record["spec"])}
 
@@ -263,10 +271,12 @@ class ServiceApp:
         return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(asked.num_samples)]}
 
     def _order(self, asked: Any, name: str) -> SampleOrder:
-        params, context = asked.sampling_params, self.service.base.max_length
+        params = asked.sampling_params
+        context = self.service.base.max_length
         others = sorted({type(chunk).__name__ for chunk in asked.prompt.chunks} - {"EncodedTextChunk"})
         require(not others, "prompt.chunks", others, "are not served, only text is")
-        ids, vocabulary = asked.prompt.to_ints(), self.service.vocabulary
+        ids = asked.prompt.to_ints()
+        vocabulary = self.service.vocabulary
         _within("prompt.length", len(ids), 1, context - 1)
         if min(ids) < 0 or max(ids) >= vocabulary:
             raise UserError(f"the prompt has an id outside 0 … {vocabulary - 1}")
@@ -393,7 +403,8 @@ def _targets(tensor: Any, length: int, vocabulary: int) -> Array | None:
     """[P - 1, K] ids; -1 where none is asked for."""
     if tensor is None:
         return None
-    name, shape = "target_prompt_logprobs", list(tensor.shape or [])
+    name = "target_prompt_logprobs"
+    shape = list(tensor.shape or [])
     fits = len(shape) == 2 and shape[0] == length - 1 and 0 < shape[1] <= MOST_CELLS // max(1, shape[0])
     require(fits, f"{name}.shape", shape[:3], f"must be [{length - 1}, K] of at most {MOST_CELLS} cells")
     require(tensor.dtype == "int64", f"{name}.dtype", tensor.dtype, "must be int64")
@@ -418,11 +429,14 @@ def _of_lora(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    status, reason = 500, f"{type(error).__name__}: {error}"[:300]
+    status = 500
+    reason = f"{type(error).__name__}: {error}"[:300]
     if isinstance(error, UserError):
-        status, reason = 422, " ".join(str(error).split())
+        status = 422
+        reason = " ".join(str(error).split())
     elif isinstance(error, HTTPException):
         status, reason = error.status_code, error.detail
     elif is_disk_full(error):  # the SDK waits after 429, and asks again
-        status, reason = 429, f"{error.filename}: {error.strerror}: free some space; nothing was accepted"
+        status = 429
+        reason = f"{error.filename}: {error.strerror}: free some space; nothing was accepted"
     return JSONResponse({"error": reason, "detail": reason}, status, getattr(error, "headers", None))

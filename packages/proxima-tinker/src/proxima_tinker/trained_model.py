@@ -28,7 +28,8 @@ SLOTS = ("weight", "step", "exp_avg", "exp_avg_sq", "grad")  # of a parameter, i
 
 def _adapted_layers(spec: LoraConfig, base: LoadedModel) -> tuple[str, ...]:
     """The last names of the layers that get an adapter."""
-    head, names = base.model.get_output_embeddings(), set()
+    head = base.model.get_output_embeddings()
+    names = set()
     for name, module in base.model.named_modules():
         if type(module) is nn.Linear:
             attention = "attn" in name or "attention" in name

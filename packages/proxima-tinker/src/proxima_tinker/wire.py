@@ -45,7 +45,8 @@ def _checked_parts(body: bytes, at: int = 0, end: int | None = None, left: int =
     Raises:
         UserError: there are too many.
     """
-    outer, end = end is None, len(body) if end is None else min(end, len(body))
+    outer = end is None
+    end = len(body) if end is None else min(end, len(body))
     while at < end:
         left -= 1
         if left < 0:
@@ -132,7 +133,8 @@ def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
     starts = np.frombuffer(csr.crow_indices, "<i8")
     columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
     # each number of `rows` is bounded by itself: a sum of what a client sends may wrap around
-    rows, fit = np.diff(starts), len(starts) == shape[0] + 1 and len(columns) == len(values)
+    rows = np.diff(starts)
+    fit = len(starts) == shape[0] + 1 and len(columns) == len(values)
     if not fit or (starts[0], starts[-1]) != (0, len(columns)) or ((rows < 0) | (rows > len(columns))).any():
         raise ValueError("the indices of a sparse tensor do not fit its shape")
     if len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]:

@@ -31,7 +31,8 @@ class Workers(ThreadPoolExecutor):
     def __init__(self, count: int, threads: int) -> None:
         torch.set_num_threads(threads)
         super().__init__(count, "worker", torch.set_num_threads, (threads,))
-        self.lock, self.waiting = threading.Lock(), 0
+        self.lock = threading.Lock()
+        self.waiting = 0
 
 
 class ComputeLane(ComputeThread):

@@ -76,7 +76,8 @@ class ContainerRunner:
     """Starts each program in a container of its own."""
 
     def __init__(self, spec: AgentSpec, container: Container) -> None:
-        self.command, self.container = tuple(spec.command), container
+        self.command = tuple(spec.command)
+        self.container = container
         with within("sandbox"), as_field_errors(ContainerFailed):
             program = engine_program(self.container.engine)
             ensure_image(program, self.container.image)

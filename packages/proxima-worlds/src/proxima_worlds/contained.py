@@ -194,7 +194,8 @@ class CodeContainers:
             self.close()
             if not isinstance(error, ContainerFailed):
                 raise
-            bound, remedy = f"can't be used: {error}", error.remedy or REMEDY
+            bound = f"can't be used: {error}"
+            remedy = error.remedy or REMEDY
             raise ContainerFailed("sandbox", "container", bound, remedy) from None
         for number in range(count):
             running = first if number == 0 else None
@@ -259,11 +260,13 @@ def root_image(program: str, links: list[str]) -> str:
         with tarfile.open(fileobj=packed, mode="w") as archive:
             for folder in FOLDERS:
                 entry = tarfile.TarInfo(folder)
-                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                entry.type = tarfile.DIRTYPE
+                entry.mode = 0o755
                 archive.addfile(entry)
             for path, target in targets.items():
                 entry = tarfile.TarInfo(path.lstrip("/"))
-                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                entry.type = tarfile.SYMTYPE
+                entry.linkname = target
                 archive.addfile(entry)
         ran = subprocess.run(
             [program, "import", "-", name], input=packed.getvalue(), capture_output=True, env=client_environment()

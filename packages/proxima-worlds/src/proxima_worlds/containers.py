@@ -75,7 +75,10 @@ MOST_FILES = 4096  # open at once, per process
 MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
 RELAY_THREADS = 64  # a container may have them besides its processes
 PLACE, WITHOUT = r"/[^:,]+", "below / without : and ,"  # of a container
-PULL_SECONDS, TRIAL_SECONDS, ANSWER_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0, 60.0
+PULL_SECONDS = 3600.0
+TRIAL_SECONDS = 300.0
+ANSWER_SECONDS = 60.0
+END_SECONDS = 60.0
 
 
 class ContainerFailed(SandboxMissing):
@@ -172,7 +175,8 @@ class Place:
     system calls if it has one."""
 
     def __init__(self, folder: Path, name: str, relay: Path, calls: bytes) -> None:
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self._files = count()
         folder.mkdir()
         folder.chmod(0o755)  # whatever the umask: a container may run as another user
@@ -450,7 +454,8 @@ def _run(command: Sequence[str], seconds: float, **options: Any) -> "subprocess.
     """
     options |= {"env": client_environment(), "text": True, "errors": "replace", **ENDS_WITH_US}
     options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    program, what = command[0], " ".join(command[1:3])
+    program = command[0]
+    what = " ".join(command[1:3])
     try:
         with subprocess.Popen(command, **options) as process:
             try:

@@ -83,7 +83,8 @@ def _answered(
     except ProgramFailed:
         raise FieldError("python", environment.python, "can't be started as a Python interpreter") from None
     facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
-    started, limit = monotonic(), threading.Timer(LOAD_SECONDS, program.kill)
+    started = monotonic()
+    limit = threading.Timer(LOAD_SECONDS, program.kill)
     limit.daemon = True
     limit.start()
     try:

@@ -372,7 +372,8 @@ def _no_client() -> Any:
 def _asked(row: Row) -> list[Row]:
     """Return the messages with which a row of NeMo Gym begins."""
     parameters = row["responses_create_params"]
-    asked, first = parameters["input"], parameters.get("instructions")
+    asked = parameters["input"]
+    first = parameters.get("instructions")
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if any("role" not in item for item in items):
         raise BadField("name", None, "has a row that begins with tool calls, which is not supported")
@@ -593,7 +594,8 @@ def main() -> None:
         answers.write(json.dumps(message) + "\n")
 
     global bounded
-    given, command = json.loads(sys.argv[1]), sys.argv[2]
+    given = json.loads(sys.argv[1])
+    command = sys.argv[2]
     bounded = _of_proxima("proxima_files", given["files"])
     if command == "play":
         try:

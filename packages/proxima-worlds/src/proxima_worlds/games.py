@@ -36,7 +36,9 @@ class ReasoningGym(Environment):
 
         require(task in DATASETS, "task", task, "is not in reasoning_gym", remedy=suggestion(task, DATASETS))
         require(attempts >= 1, "attempts", attempts, "must be >= 1")
-        self.task, self.config, self.left = task, dict(config or {}), attempts
+        self.task = task
+        self.config = dict(config or {})
+        self.left = attempts
         self.puzzle: Any = self._made(0)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:

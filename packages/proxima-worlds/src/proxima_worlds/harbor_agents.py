@@ -97,7 +97,9 @@ def task_of(row: Mapping[str, Any], shared: dict[str, Containers]) -> tuple[Harb
     """
     try:
         facts = row["harbor"]
-        folder, network, engine = Path(facts["folder"]), facts["network"], facts["engine"]
+        folder = Path(facts["folder"])
+        network = facts["network"]
+        engine = facts["engine"]
     except (KeyError, TypeError):
         raise FieldError("task.kind", None, "must be harbor: its rows name the folders of tasks") from None
     with within("task"), as_field_errors(ContainerFailed):
@@ -122,7 +124,10 @@ class TaskContainer:
     def __init__(
         self, containers: Containers, task: HarborTask, place: Place, volumes: Mapping[str, str] | None = None
     ) -> None:
-        self.containers, self.task, self.place, self.volumes = containers, task, place, volumes
+        self.containers = containers
+        self.task = task
+        self.place = place
+        self.volumes = volumes
         self._judge_place: Place | None = None
         self.tests = place.folder / "tests"  # seen at /tests, empty until the agent has ended
         self.tests.mkdir()
@@ -232,7 +237,8 @@ class TaskContainer:
     async def _say_what_is_unseen(self) -> None:
         """Say what the agent has changed that the tests did not see, once for each of the first tasks: if that was its
         work, `carried` is to name the folders."""
-        known, task = self.containers.unseen_said, str(self.task.folder)
+        known = self.containers.unseen_said
+        task = str(self.task.folder)
         if task in known or len(known) == MOST_SAID:
             return
         code, said, _ = await self.engine(["diff", self.place.name])

@@ -62,7 +62,8 @@ class HarborShell(Environment):
             return Reply(done=True)
         if "\0" in given or len(given.encode(errors="replace")) > LONGEST_COMMAND:
             raise ValueError(f"command must be a text of at most {LONGEST_COMMAND:,} bytes without NUL")
-        seconds, task = max(1.0, min(CALL_SECONDS, self.left)), self.container.task
+        seconds = max(1.0, min(CALL_SECONDS, self.left))
+        task = self.container.task
         began = time.monotonic()
         code, said = await self.container.run(
             ["sh", "-c", given], seconds, user=task.agent_user, variables=task.variables, joined=True

@@ -38,7 +38,10 @@ class OpenEnv(Environment):
         show: str | None = None,
         reset: Mapping[str, Any] | None = None,
     ) -> None:
-        self.url, self.python, self.action, self.show = url, python, action, show
+        self.url = url
+        self.python = python
+        self.action = action
+        self.show = show
         self.arguments = dict(reset or {})
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str:

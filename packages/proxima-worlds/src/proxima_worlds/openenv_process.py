@@ -29,7 +29,9 @@ def main() -> None:
     sessions: dict[int, Any] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        method, number, arguments = request["method"], request["params"]["number"], request["params"]["arguments"]
+        method = request["method"]
+        number = request["params"]["number"]
+        arguments = request["params"]["arguments"]
         result: Any = {}
         try:
             if method == "make":

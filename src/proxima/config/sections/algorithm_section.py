@@ -278,7 +278,8 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
     distillation = algorithm.distillation
     if distillation is None:
         return
-    top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
+    top_k = distillation.divergence.top_k
+    path = "algorithm.distillation.divergence.top_k"
     if distillation.engine is not None and top_k:
         yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
     reported = setting(engine, "top_k_log_probs", 0)
@@ -497,7 +498,8 @@ def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> li
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
     """Replayed routes must have been recorded, from a model with routers. Stored rollouts may lack them, which is
     counted."""
-    path, replay = "algorithm.routing_replay", algorithm.routing_replay
+    path = "algorithm.routing_replay"
+    replay = algorithm.routing_replay
     if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
         message = "replays the forward pass that recomputes the proximal policy, and there is none"
         yield path, f"{message}; set algorithm.proximal=recompute, or this to rollout"

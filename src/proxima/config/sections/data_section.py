@@ -307,7 +307,8 @@ def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
     if not (given := agent_of(task)):
         return None, []
     cls: Any = agent_class(given["kind"])
-    path, builder = f"{path}.environment", Builder(import_code=r.import_code)
+    path = f"{path}.environment"
+    builder = Builder(import_code=r.import_code)
     source = Source(r.entry(path).where)
     arguments = {name: value for name, value in given.items() if name != "kind"}
     try:
@@ -358,7 +359,8 @@ def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling
     """The tokens of an episode must be enough for one turn."""
     for source in sources_of(task):
         try:
-            limits, of_turn = settings_of(source, episode), sampling_of(source, sampling)
+            limits = settings_of(source, episode)
+            of_turn = sampling_of(source, sampling)
         except FieldError:  # reported by `sources_are_within_bounds`
             continue
         if source.played and limits.tokens is not None and limits.tokens < of_turn.max_tokens:
@@ -413,7 +415,8 @@ def sources_learn_from_what_there_is(r: Resolved[Any], algorithm: Any) -> Findin
         yield f"{taught[0].place}.learns_from", message
         return
     if of_rewards and not algorithm.trains_on_rewards:
-        source, remedy = of_rewards[0], "set it to teacher, or name an algorithm.surrogate"
+        source = of_rewards[0]
+        remedy = "set it to teacher, or name an algorithm.surrogate"
         value = "is 'rewards'" if source.learns_from else "is null, which is rewards beside a teacher"
         yield f"{source.place}.learns_from", f"{value}, and nothing trains on them; {remedy}"
     if of_rewards and not taught:

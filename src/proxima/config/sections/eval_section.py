@@ -82,7 +82,8 @@ class EvalConfig:
         _require_random_samples(self)
         names = [held_out.name for held_out in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
-        missing, remedy = bool(names) and self.task is None, "move the first of the sets to eval.task"
+        missing = bool(names) and self.task is None
+        remedy = "move the first of the sets to eval.task"
         require(not missing, "task", None, "must be set if eval.sets is set", remedy=remedy)
 
     @property

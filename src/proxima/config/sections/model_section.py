@@ -182,7 +182,8 @@ def tokens_have_rows(r: Resolved[Any]) -> Findings:
 def _vocabulary_problem(folder: str) -> str | None:
     """What is wrong with the ids of a model's tokenizer.json; None if nothing is, or a file is missing or can't be
     read, which loading reports."""
-    place, base = Path(folder).expanduser(), folder
+    place = Path(folder).expanduser()
+    base = folder
     try:
         if (place / ADAPTER).is_file():
             base = base_of(folder).path
@@ -217,7 +218,8 @@ def model_can_compute(model: ModelConfig) -> Findings:
 
 def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
     """`max_tokens` must leave room for a prompt in the context."""
-    limit, name = model.max_length, "model.max_length"
+    limit = model.max_length
+    name = "model.max_length"
     if limit is None:
         folder = model.path
         if (Path(folder) / ADAPTER).is_file():
@@ -319,7 +321,9 @@ def adapters_can_be_served(r: Resolved[Any], model: ModelConfig, algorithm: Any)
     """`engine.adapters_only` needs adapters that vLLM computes with."""
     if not r.get("engine.adapters_only"):
         return
-    path, lora, without = "engine.adapters_only", model.lora, "engine.adapters_only=false"
+    path = "engine.adapters_only"
+    lora = model.lora
+    without = "engine.adapters_only=false"
     if lora is None:
         yield path, f"sends the adapters alone, and model.lora is null; set model.lora={{}}, or {without}"
     elif (kind := kind_of(r.get("engine"))) != "vllm":

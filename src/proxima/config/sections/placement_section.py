@@ -220,7 +220,8 @@ class RayPlacement(RankPlacement):
         require(count > 0, "colocate", True, "needs servers, and engines is 0", remedy=remedy)
         bound = f"must divide ranks={self.ranks} with colocate: each server has the devices of as many ranks"
         require(self.ranks % count == 0, "engines", count, bound)
-        default, gpus = type(self).gpus_per_engine, self.gpus_of_ranks
+        default = type(self).gpus_per_engine
+        gpus = self.gpus_of_ranks
         given = self.gpus_per_engine
         bound = f"is not read with colocate: a server has the {gpus:g} of its ranks; leave it out"
         require(given in (default, gpus), "gpus_per_engine", given, bound)
@@ -263,9 +264,11 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
     known: the launcher may not have set their number yet, and a hub model may not have been downloaded."""
     if not isinstance(placement, RankPlacement):
         return
-    ranks, of = (placement.ranks if isinstance(placement, RayPlacement) else launched_ranks()) or 0, ""
+    ranks = (placement.ranks if isinstance(placement, RayPlacement) else launched_ranks()) or 0
+    of = ""
     if placement.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
-        ranks, of = int(nearby), " of a node"
+        ranks = int(nearby)
+        of = " of a node"
     try:
         with within("placement"):
             check_layout(placement, ranks, of)
@@ -277,7 +280,9 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
 
 
 def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement, ranks: int) -> None:
-    name, path, revision = f"{section}.path", r.get(f"{section}.path"), r.get(f"{section}.revision")
+    name = f"{section}.path"
+    path = r.get(f"{section}.path")
+    revision = r.get(f"{section}.revision")
     source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
     if not is_at_hand(source.path, source.revision):
         return

@@ -81,7 +81,8 @@ class PreferenceConfig(PairConfig):
 
     def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | LabeledCompletion:
         """Read the item of a row; raises as `PreferenceReader`."""
-        section, reader = self.preference, self.reader(tokenizer, context)
+        section = self.preference
+        reader = self.reader(tokenizer, context)
         if section.kto is not None:
             return reader.labeled(number, row, LabelColumns(completion=section.completion, label=section.label))
         return reader.pair(number, row, PairColumns(chosen=section.chosen, rejected=section.rejected))

@@ -37,7 +37,8 @@ class OptimizationConfig:
         bound = f"must be 0 if warmup_steps is set (here {self.warmup_steps}): both give the length of the warm-up"
         require(self.warmup_ratio == 0 or self.warmup_steps == 0, "warmup_ratio", self.warmup_ratio, bound)
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
-        falls, bound = self.schedule != "constant", "must be 0 with schedule=constant, which does not fall"
+        falls = self.schedule != "constant"
+        bound = "must be 0 with schedule=constant, which does not fall"
         require(falls or self.final_lr_ratio == 0, "final_lr_ratio", self.final_lr_ratio, bound)
         require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
 

@@ -112,7 +112,8 @@ def per_role(advantage: Advantage, given: Outcomes | TokenRewards, role: Tensor 
     out = torch.zeros_like(given.reward)
     for number in role.unique():
         if isinstance(given, Outcomes):
-            own, rows = given.take((role == number).nonzero().flatten()), role == number
+            own = given.take((role == number).nonzero().flatten())
+            rows = role == number
         else:
             own, rows = given.take(role == number)  # type: ignore[assignment]
         out[rows] = advantage(own)  # type: ignore[operator]

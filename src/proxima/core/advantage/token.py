@@ -41,7 +41,8 @@ def whiten(
     chosen = values[mask].double()
     if len(chosen) < 2:
         return torch.where(mask, values, 0.0)
-    mean, variance = chosen.mean(), chosen.var(correction=ddof)
+    mean = chosen.mean()
+    variance = chosen.var(correction=ddof)
     scale = torch.rsqrt(variance + epsilon) if place == "inside" else 1 / (variance.sqrt() + epsilon)
     out = (values.double() - mean) * scale + (0.0 if shift else mean)
     return torch.where(mask, out, 0.0).to(values.dtype)

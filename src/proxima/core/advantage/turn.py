@@ -36,7 +36,8 @@ class _TurnTable:
 
     @classmethod
     def of(cls, spec: TokenAdvantage, rewards: TokenRewards) -> "_TurnTable":
-        mask, group = rewards.loss_mask, required(spec, "group", rewards.group)
+        mask = rewards.loss_mask
+        group = required(spec, "group", rewards.group)
         tokens = mask.nonzero().flatten()
         row = segment_index(rewards.cu_seqlens, len(mask))[tokens]
         column = required(spec, "turn", rewards.turn)[tokens].long()
@@ -47,7 +48,8 @@ class _TurnTable:
         counts = reached.any(1)
         if rewards.idle is not None and size[1]:
             is_idle = rewards.idle.isfinite()
-            reward[is_idle, 0], counts = rewards.idle[is_idle], counts | is_idle
+            reward[is_idle, 0] = rewards.idle[is_idle]
+            counts = counts | is_idle
         return cls(reward, reached, counts, group.long(), tokens, row, column)
 
     def returns(self, gamma: float) -> Tensor:
@@ -157,7 +159,8 @@ class Gigpo(TokenAdvantage):
         require(0 <= self.weight < float("inf"), "weight", self.weight, "must be >= 0 and finite")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        turns, relative = _TurnTable.of(self, rewards), Grpo(self.scale, self.epsilon)
+        turns = _TurnTable.of(self, rewards)
+        relative = Grpo(self.scale, self.epsilon)
         of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, turns.counts))
         state = torch.zeros_like(turns.reached, dtype=torch.long)
         state[turns.row, turns.column] = required(self, "state", rewards.state)[turns.tokens].long()

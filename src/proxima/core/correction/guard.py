@@ -96,7 +96,8 @@ class MismatchGuard:
     def exceeded(self, values: Mapping[str, object]) -> str | None:
         """The first metric of a step that is above its limit, with value and limit; None if the step is within."""
         for metric, field in LIMITS.items():
-            value, limit = values.get(metric), getattr(self, field)
+            value = values.get(metric)
+            limit = getattr(self, field)
             if isinstance(value, int | float) and value > limit:
                 return f"{metric} is {value:.3g}, above algorithm.mismatch.{field}={limit:g}"
         return None

@@ -137,7 +137,8 @@ class Importance(Correction):
             metrics["rollout_is_batch_norm_factor"] = mean
             weight = weight * (mean.count / mean.sum.clamp(min=1e-300)).clamp(max=1e300)
         if not self.apply:
-            weight, keep = b.loss_mask.double(), b.loss_mask
+            weight = b.loss_mask.double()
+            keep = b.loss_mask
         prefixed: Metrics = {PREFIX + name: metric for name, metric in metrics.items()}
         return Corrected(weight.to(b.log_prob.dtype), keep, prefixed)
 
@@ -208,7 +209,8 @@ def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: 
     """Distribution of the weights, from their logs [N], and the shares outside the bounds of the correction."""
     tokens = LossTokens.of(b)
     raw = safe_exp(tokens.select(log_w))
-    bounded, row = distribution(raw.clamp(lower, upper)), tokens.means(raw)
+    bounded = distribution(raw.clamp(lower, upper))
+    row = tokens.means(raw)
     each = row if level == "sequence" else raw  # the weight of a whole sequence counts once
     out: Metrics = {f"rollout_is_{name}": metric for name, metric in distribution(raw).items()}
     out |= {f"rollout_is_{name}_bounded": bounded[name] for name in ("std", "eff_sample_size")}

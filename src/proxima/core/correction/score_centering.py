@@ -74,7 +74,8 @@ class ScoreCentering(Correction):
         float64, finite but without meaning outside the loss; `weight` gives w, None: 1."""
         pi, mu = (_head(b, x).double() for x in (b.top_k_log_prob, b.behavior_top_k_log_prob))
         tail_pi, tail_mu = ((1 - x.exp().sum(1, keepdim=True)).clamp(min=TAIL_FLOOR) for x in (pi, mu))
-        of_head, of_tail = mu.exp(), tail_mu / tail_pi
+        of_head = mu.exp()
+        of_tail = tail_mu / tail_pi
         if weight is not None:
             of_head = of_head * weight.bounded(safe_exp(pi - mu))
             of_tail = of_tail * weight.bounded(tail_pi / tail_mu)

@@ -101,7 +101,8 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
     tokens = LossTokens.of(b)
     current, behavior = tokens.log_probs(b.log_prob), tokens.log_probs(b.behavior_log_prob)
     rho = current - behavior
-    weight, catastrophic = safe_exp(rho), rho < math.log(CATASTROPHIC)
+    weight = safe_exp(rho)
+    catastrophic = rho < math.log(CATASTROPHIC)
     total = tokens.sums(rho)
     levels = {
         "rollout_is": weight,
@@ -113,7 +114,8 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
     out |= {f"rollout_is_{name}": QuantileSketch(counts, q) for name, q in PERCENTILES.items()}
     out |= sequence_statistics(tokens.means(weight)) | policy_statistics(rho, current, tokens)
     probability = behavior.exp()
-    gap, distance = rho.abs(), distribution((current.exp() - probability).abs())
+    gap = rho.abs()
+    distance = distribution((current.exp() - probability).abs())
     out |= {
         "rollout_is_catastrophic_seq_fraction": mean_of(tokens.sums(catastrophic.double()) > 0),
         "log_prob_absdiff_mean": mean_of(gap),
@@ -192,7 +194,8 @@ def policy_statistics(rho: Tensor, target: Tensor, tokens: LossTokens) -> Metric
     training minus rollout.
     """
     total = tokens.sums(rho)
-    training, gap = -tokens.means(target), -total / tokens.lengths
+    training = -tokens.means(target)
+    gap = -total / tokens.lengths
     rollout = training - gap
     return {
         "kl": mean_of(-rho),

@@ -114,7 +114,8 @@ class ExoPair(DivergencePair):
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         x = self.beta * (c - r)
         right, wrong = logsigmoid(x), logsigmoid(-x)
-        first, second = right - math.log1p(-self.label_smoothing), wrong - math.log(self.label_smoothing)
+        first = right - math.log1p(-self.label_smoothing)
+        second = wrong - math.log(self.label_smoothing)
         return right.exp() * first + wrong.exp() * second
 
 
@@ -126,7 +127,8 @@ class Robust(Smoothed, DivergencePair):
     label_smoothing: float = 0.1
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
-        x, e = self.beta * (c - r), self.label_smoothing
+        x = self.beta * (c - r)
+        e = self.label_smoothing
         return (-(1 - e) * logsigmoid(x) + e * logsigmoid(-x)) / (1 - 2 * e)
 
 

@@ -171,7 +171,8 @@ class Balance(Selection):
         index = group_index(outcomes, self.scope)
         keep = torch.ones_like(outcomes.valid)
         for sign in (1, -1):
-            same, other = advantage * sign > 0, advantage * sign < 0
+            same = advantage * sign > 0
+            other = advantage * sign < 0
             others = group_sum(other.long(), index)
             rank = rank_in_group(torch.where(same, -advantage.abs().double(), torch.inf), index)
             keep &= ~(same & (others > 0) & (rank >= torch.floor(others * self.most)))
@@ -202,10 +203,12 @@ class BestAndWorst(Selection):
         require(0 <= self.min_gap < math.inf, "min_gap", self.min_gap, "must be >= 0 and finite")
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
-        index, value = group_index(outcomes, "group"), advantage.double()
+        index = group_index(outcomes, "group")
+        value = advantage.double()
         best, worst = (rank_in_group(key, index) == 0 for key in (-value, value))
         top, bottom = (torch.zeros(len(value), dtype=value.dtype, device=value.device) for _ in range(2))
-        top[index[best]], bottom[index[worst]] = value[best], value[worst]
+        top[index[best]] = value[best]
+        bottom[index[worst]] = value[worst]
         return (best | worst) & (top - bottom > self.min_gap)[index]
 
 

@@ -34,8 +34,10 @@ def clipped(
     if dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual), loss)
     lower, upper = clip_bounds(ratio, advantage, low, high, dual)
-    below, beyond = ratio < lower, ratio > upper
-    above, far = beyond & (advantage > 0), beyond & (advantage < 0)
+    below = ratio < lower
+    beyond = ratio > upper
+    above = beyond & (advantage > 0)
+    far = beyond & (advantage < 0)
     metrics: Metrics = {
         "clip_fraction_low": SumCount.over(below, mask),
         "clip_fraction_high": SumCount.over(above, mask),
@@ -106,7 +108,8 @@ class PpoClip(Surrogate):
         return TokenLoss(*clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds))
 
     def band(self, b: PolicyBatch) -> Band:
-        title, bounds = "ratio π/π_prox and its clip range", (self.epsilon_low, self.epsilon_high, self.dual_clip)
+        title = "ratio π/π_prox and its clip range"
+        bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
         return clip_band(b, masked_ratio(b), b.masked("advantage"), title, *bounds)
 
 
@@ -240,7 +243,8 @@ class Topr(Surrogate):
         require(self.upper > 0, "upper", self.upper, "must be > 0")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        ratio, advantage = self.ratio(b), b.masked("advantage")
+        ratio = self.ratio(b)
+        advantage = b.masked("advantage")
         negative = advantage < 0
         weight = ratio.clamp(max=self.upper).where(negative, 1.0)
         keep = b.loss_mask & ~(negative & (ratio > self.upper))

@@ -180,7 +180,8 @@ class Cppo(Surrogate):
         assert b.sampled is not None
         rows = SequenceRows.of(b.sampled, b.cu_seqlens, b.counts.sampled)
         measured = divergence(b, self.divergence, self.centre)
-        far, before = measured[rows.tokens], rows.column.to(measured.dtype)
+        far = measured[rows.tokens]
+        before = rows.column.to(measured.dtype)
         slope = ((1 - self.w_min) / (rows.count - 1).clamp(min=1).to(far.dtype))[rows.row]
         weight = 1 - slope * before
         if self.single_token == "w_min":
@@ -271,13 +272,15 @@ class TvBand(Surrogate):
         return TokenLoss(ratio_loss(b, keep, None), keep, metrics)
 
     def band(self, b: PolicyBatch) -> Band:
-        advantage, back = b.masked("advantage"), returns_to(b, "behavior")
+        advantage = b.masked("advantage")
+        back = returns_to(b, "behavior")
 
         def cause(token: int) -> str:
             if float(advantage[token]) == 0:
                 return ", on either side of μ; the advantage is 0"
             return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
 
-        title, far = "distance |π − μ| and the half width of the band", divergence(b, "binary_tv")
+        title = "distance |π − μ| and the half width of the band"
+        far = divergence(b, "binary_tv")
         columns = {"upper": self.epsilon}
         return Band.of(b, title, "distance_from_behavior", far, upper=self.epsilon, columns=columns, cause=cause)

@@ -17,7 +17,8 @@ from proxima.data.policy_batch import PolicyBatch
 
 def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tuple[Tensor, Tensor]:
     """−A r + |A| p (r − 1)² / (2 ε), and its second term alone, [N] each."""
-    ratio, advantage = masked_ratio(b), b.masked("advantage")
+    ratio = masked_ratio(b)
+    advantage = b.masked("advantage")
     pull = advantage.abs() * probability * (ratio - 1).square() / (2 * epsilon)
     return pull - advantage * ratio, pull
 

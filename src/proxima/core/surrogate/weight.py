@@ -70,7 +70,8 @@ class Cispo(Surrogate):
         return TokenLoss(loss, b.loss_mask & (weight == ratio), metrics, self.level)
 
     def band(self, b: PolicyBatch) -> Band:
-        lower, upper = 1 - self.epsilon_low, 1 + self.epsilon_high
+        lower = 1 - self.epsilon_low
+        upper = 1 + self.epsilon_high
         return Band.of(
             b,
             "ratio π/π_prox and the range of its weight",

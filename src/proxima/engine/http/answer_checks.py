@@ -42,7 +42,8 @@ def checked_log_probs(values: Floats) -> Floats:
 
 def mask_of(chunk: Chunk) -> SamplingMask:
     """Validate and return the sampling masks of a chunk's tokens."""
-    mask, count = chunk.sampling_mask, len(chunk.tokens)
+    mask = chunk.sampling_mask
+    count = len(chunk.tokens)
     if mask is None or len(mask) != count:
         raise WrongAnswerError(f"{0 if mask is None else len(mask)} sampling masks of {count} tokens")
     try:
@@ -56,7 +57,8 @@ def spans_of(
     spans: tuple[tuple[str, int, int], ...], length: int, labels: Mapping[str, int]
 ) -> list[tuple[int, int, int]]:
     """Validate the token versions that the server reported, as (version, start, end)."""
-    at, checked = 0, list[tuple[int, int, int]]()
+    at = 0
+    checked = list[tuple[int, int, int]]()
     for label, start, end in spans:
         if label not in labels:
             raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
@@ -117,8 +119,11 @@ async def find_log_prob_mode(
         cool, warm = [await ask(prompt, temperature) for temperature in (1.0, 2.0)]
         if cool is None or warm is None:
             return None, "the server reports none"
-        gap, warm_gap, mass = cool[0] - cool[1], warm[0] - warm[1], math.exp(cool[0]) + math.exp(cool[1])
-        certain, near = abs(mass - 1) < CLOSE, 0.1 * gap
+        gap = cool[0] - cool[1]
+        warm_gap = warm[0] - warm[1]
+        mass = math.exp(cool[0]) + math.exp(cool[1])
+        certain = abs(mass - 1) < CLOSE
+        near = 0.1 * gap
         halved, same = abs(warm_gap - gap / 2) < near, abs(warm_gap - gap) < near
         if gap < 10 * CLOSE or (certain and same):
             continue  # two equally likely tokens, or no mass on others: try another prompt

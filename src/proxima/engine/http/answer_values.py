@@ -142,7 +142,8 @@ class RouteShape:
     def of(cls, text: Any) -> "RouteShape":
         """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.moe`."""
         settings = text.to_dict()
-        step, plain = settings.get("decoder_sparse_step", 1), settings.get("mlp_only_layers") or ()
+        step = settings.get("decoder_sparse_step", 1)
+        plain = settings.get("mlp_only_layers") or ()
         layers = int(text.num_hidden_layers)
         return cls(
             layers=layers,
@@ -215,7 +216,8 @@ def joined_routes(
         parts: for each attempt, its rows, which start with the prompt and the tokens of earlier attempts; and a mask
             [T] of the tokens for which they are valid.
     """
-    chunks, at = list[NDArray[Any]](), prompt
+    chunks = list[NDArray[Any]]()
+    at = prompt
     prompt_rows = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
     first = next(prompt_rows, shape.absent(prompt))
     for ids, counts in parts:

@@ -127,7 +127,9 @@ class ServerClient:
     """
 
     def __init__(self, address: Address, *, seconds: float = 60.0) -> None:
-        self.url, self.seconds, self._key = address.url.rstrip("/"), seconds, address.key
+        self.url = address.url.rstrip("/")
+        self.seconds = seconds
+        self._key = address.key
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
         self._http = async_http_client(
@@ -173,7 +175,8 @@ class ServerClient:
         size: int = ANSWER,
         alone: bool = False,
     ) -> bytes:
-        limit, headers = self.seconds if seconds is None else seconds, {"Connection": "close"} if alone else None
+        limit = self.seconds if seconds is None else seconds
+        headers = {"Connection": "close"} if alone else None
         try:
             async with asyncio.timeout(limit):  # the client's own limit is between two bytes
                 with self._transfer(path, limit):
@@ -199,7 +202,8 @@ class ServerClient:
             ServerError: as for `get`, also while reading; an event that is not a JSON object; an error that the server
                 sent as an event; a response that breaks off.
         """
-        timeout, done = httpx.Timeout(None, connect=self.seconds), False
+        timeout = httpx.Timeout(None, connect=self.seconds)
+        done = False
         with self._transfer(path, self.seconds):
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 await self._check_status(path, response)

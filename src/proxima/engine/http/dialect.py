@@ -155,7 +155,8 @@ class TokenRequest:
         Args:
             repeats: each message may contain the whole answer so far.
         """
-        tokens, prompt = self.sampling.max_tokens, self.read or len(self.tokens)
+        tokens = self.sampling.max_tokens
+        prompt = self.read or len(self.tokens)
         ids = (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
         routes = 0 if self.routes is None else self.routes.bytes_per_token * (prompt + tokens)
         line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * ids) + routes

@@ -62,7 +62,9 @@ class HttpEngine:
     def __init__(
         self, spec: ServerSettings, rules: CompletionRules, sync: WeightSync, servers: Servers | None = None
     ) -> None:
-        self.spec, self._sync, self._servers = spec, sync, servers
+        self.spec = spec
+        self._sync = sync
+        self._servers = servers
         self._tag = secrets.token_hex(4)
         self._loop = EventLoopThread("proxima-servers")
         self._callers: dict[Arrivals[Completion], Sequence[Request]] = {}
@@ -77,7 +79,9 @@ class HttpEngine:
 
     async def _connect(self, rules: CompletionRules) -> None:
         """Ask every server for its facts, and compare them."""
-        spec, dialect, servers = self.spec, self.spec.dialect(), self._servers
+        spec = self.spec
+        dialect = self.spec.dialect()
+        servers = self._servers
         addresses: Sequence[Address] = spec.addresses
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
@@ -212,7 +216,8 @@ class HttpEngine:
         since the start), `log` (where the servers' log is) and `sync` (the figures of the last `publish`)."""
 
         async def work() -> Health:
-            pool, replicas = self._pool, self._pool.replicas
+            pool = self._pool
+            replicas = self._pool.replicas
             counts = {name: pool.counts[name] for name in COUNTED}
             counts |= {"ready": len(pool.serving), "of": len(replicas)}
             return Health(
@@ -294,7 +299,8 @@ class ServerSpec(ServerSettings):
         Raises:
             FieldError: the way that the recipe names does not reach them, or there is none.
         """
-        dialect, device = self.dialect(), "cuda" if on_gpus else None
+        dialect = self.dialect()
+        device = "cuda" if on_gpus else None
         facts = ServerFacts(
             server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=adapter_rank
         )
@@ -311,7 +317,8 @@ class ServerSpec(ServerSettings):
             FieldError, UserError: they do not answer, or differ from one another or from the model; see
                 `start_servers`.
         """
-        rules, sync = CompletionRules.of(setup), WeightSync(self, setup)
+        rules = CompletionRules.of(setup)
+        sync = WeightSync(self, setup)
         if self.serve is None:
             return HttpEngine(self, rules, sync)
         with within("serve"):

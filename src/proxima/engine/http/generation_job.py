@@ -132,7 +132,8 @@ class GenerationJob:
     """
 
     def __init__(self, request: Request, rules: CompletionRules, deliver: Deliver) -> None:
-        self.request, self.rules = request, rules
+        self.request = request
+        self.rules = rules
         self._deliver: Deliver | None = deliver
         prompt = request.prompt
         check_prompt(prompt, rules.max_length)
@@ -288,7 +289,8 @@ class GenerationJob:
     def keep(self) -> int:
         """End the attempt and keep its tokens. Returns the number of tokens kept: none of a part of a completion under
         a grammar, because a server that is given the part begins the grammar anew after it."""
-        segment, self.current = self.current, None
+        segment = self.current
+        self.current = None
         if segment is not None and segment.spans is None and len(segment.marks) > 1:
             segment.cut(segment.marks[1][0])  # the weights that sampled the later tokens are unknown
             self.reason = None
@@ -303,7 +305,8 @@ class GenerationJob:
 
     def discard(self) -> int:
         """Discard the attempt. Returns the number of discarded tokens."""
-        segment, self.current = self.current, None
+        segment = self.current
+        self.current = None
         return 0 if segment is None else len(segment.tokens)
 
     def forget(self, segment: JobSegment) -> int:
@@ -323,7 +326,8 @@ class GenerationJob:
         return dropped
 
     def _reason_so_far(self) -> FinishReason | None:
-        tokens, stop = self.tokens, self.request.sampling.stop
+        tokens = self.tokens
+        stop = self.request.sampling.stop
         if stop and stop_string(self._text_of(tokens), stop) is not None:
             return "stop"
         return "length" if len(tokens) == self.limit else None
@@ -334,14 +338,16 @@ class GenerationJob:
 
     def finish(self, reason: FinishReason) -> None:
         """Deliver the completion with the tokens so far, once, and only if the caller has not left."""
-        deliver, self._deliver = self._deliver, None
+        deliver = self._deliver
+        self._deliver = None
         self.reason = reason
         if deliver is not None:
             deliver(self._completion(reason))
 
     def fail(self, error: BaseException) -> None:
         """Deliver an error instead of the completion."""
-        deliver, self._deliver = self._deliver, None
+        deliver = self._deliver
+        self._deliver = None
         if deliver is not None:
             deliver(error)
 
@@ -355,7 +361,9 @@ class GenerationJob:
         return self._deliver is not None
 
     def _completion(self, reason: FinishReason) -> Completion:
-        request, sampling, tokens = self.request, self.request.sampling, self.tokens
+        request = self.request
+        sampling = self.request.sampling
+        tokens = self.tokens
         pairs = [pair for segment in self._segments for pair in segment.log_probs]
         reported, beside = np.ascontiguousarray(np.array(pairs, np.float32).reshape(-1, 2).T)
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)

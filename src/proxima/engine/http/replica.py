@@ -61,7 +61,10 @@ class Replica:
     """
 
     def __init__(self, address: Address, dialect: Dialect, spec: ServerSettings, tag: str) -> None:
-        self.url, self.dialect, self.spec, self.tag = address.url, dialect, spec, tag
+        self.url = address.url
+        self.dialect = dialect
+        self.spec = spec
+        self.tag = tag
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.proof = VersionProof(self.health)
@@ -224,7 +227,8 @@ class Replica:
     def in_place(self) -> bool:
         """True if it can hold running completions during a pause and, unless they finish before new weights arrive,
         reports which weights sampled which tokens."""
-        facts, interrupt = self.facts, self.spec.interrupt
+        facts = self.facts
+        interrupt = self.spec.interrupt
         named = facts.version_spans and (interrupt == "recompute" or facts.keeps_kv)
         return facts.takes_weights and (interrupt == "finish" or named)
 
@@ -280,7 +284,8 @@ class Replica:
         Raises:
             ServerError: the call failed.
         """
-        self.pause, self._lacks_cache = "stopped", True
+        self.pause = "stopped"
+        self._lacks_cache = True
         await self.dialect.wake(self.client, self.facts)
 
     async def take_cache(self) -> None:

@@ -45,8 +45,12 @@ class ReplicaKeeper:
     def __init__(
         self, pool: ReplicaPool, sync: WeightSync, facts: ServerFacts, tokenizer: Any, run: str, servers: Servers | None
     ) -> None:
-        self.pool, self.sync, self.servers = pool, sync, servers
-        self.facts, self.tokenizer, self.run = facts, tokenizer, run
+        self.pool = pool
+        self.sync = sync
+        self.servers = servers
+        self.facts = facts
+        self.tokenizer = tokenizer
+        self.run = run
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, to copy the weights
@@ -139,7 +143,8 @@ class ReplicaKeeper:
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         async with self._before_returns():
-            ahead, self._staged = self._staged, None
+            ahead = self._staged
+            self._staged = None
             staged = ahead[1] if ahead is not None and ahead[0] is update else await self._prepare(update)
             pool.loading = True
             try:
@@ -148,9 +153,11 @@ class ReplicaKeeper:
                 await pool.stop_sampling()
                 # what it holds, and will continue under new weights, must be from the weights that it was given
                 await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
-                first, self._newest = self._newest is None, staged.handover.label
+                first = self._newest is None
+                self._newest = staged.handover.label
                 self.sync.newest = staged
-                self.version, self.reports = update.version, []
+                self.version = update.version
+                self.reports = []
                 await self._push_to_all(pool.serving, first=first)
                 late = [replica for replica in self._awaiting if replica not in self._returning]
                 await asyncio.gather(*(self._try_return(replica, holds_lock=True) for replica in late))
@@ -243,7 +250,8 @@ class ReplicaKeeper:
     def _change(self, addresses: Sequence[Address], place: str) -> None:
         """Add the new servers, and remove those that are no longer listed."""
         pool = self.pool
-        known, listed = {replica.url: replica for replica in pool.replicas}, {address.url for address in addresses}
+        known = {replica.url: replica for replica in pool.replicas}
+        listed = {address.url for address in addresses}
         for address in addresses:
             if address.url not in known:
                 like = pool.known[0]
@@ -316,7 +324,9 @@ class ReplicaKeeper:
 
     async def _check(self, replica: Replica) -> None:
         pool, proof, received = self.pool, replica.proof, replica.received
-        label, loading, parts = proof.label, pool.loading, proof.unverified()
+        label = proof.label
+        loading = pool.loading
+        parts = proof.unverified()
         try:
             health = await replica.health()
         except (ServerError, UserError) as error:
@@ -468,7 +478,8 @@ class ReplicaKeeper:
     def _fail_if_none_works(self) -> None:
         """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`
         and every one has a fault."""
-        pool, now = self.pool, asyncio.get_running_loop().time()
+        pool = self.pool
+        now = asyncio.get_running_loop().time()
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.known)
         works = produced != self._produced or any(replica.status.works for replica in pool.replicas)

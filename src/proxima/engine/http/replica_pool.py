@@ -38,7 +38,9 @@ class ReplicaPool:
     """
 
     def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
-        self.spec, self.router, self.known = spec, Router(replicas), list(replicas)
+        self.spec = spec
+        self.router = Router(replicas)
+        self.known = list(replicas)
         self.joining = set[Replica]()
         self.paused = False  # by `pause`
         self.loading = False  # new weights
@@ -135,8 +137,10 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.run`, or the completion may be from other weights.
         """
-        proof, segment = replica.proof, job.begin(replica.proof.version)
-        label, broken = proof.label, None
+        proof = replica.proof
+        segment = job.begin(replica.proof.version)
+        label = proof.label
+        broken = None
         cancel_reason: CancelReason | None = None
         proof.attempts.append(segment)
         try:
@@ -253,11 +257,14 @@ class ReplicaPool:
         Raises:
             UserError: no replica was able to score it.
         """
-        tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
+        tried = set[object]()
+        failures = 0
+        clock = asyncio.get_running_loop().time
         self.scores += 1
         try:
             while True:
-                replica, started_at = await self._room(tried), clock()
+                replica = await self._room(tried)
+                started_at = clock()
                 try:
                     scores = await self._score(replica, request.prompt_tokens, request.tokens, tokenizer)
                     if scores is not None:

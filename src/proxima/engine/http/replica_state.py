@@ -101,7 +101,8 @@ class ReplicaState:
     def produced(self) -> None:
         """It has sent a token, or a score."""
         if self.in_service:  # else the reason says why it is not
-            self.breaks, self.reason = 0, ""
+            self.breaks = 0
+            self.reason = ""
 
     def completed(self) -> None:
         """A completion or a score has arrived."""

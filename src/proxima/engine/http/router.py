@@ -117,6 +117,7 @@ class Router:
 
     def leave(self, replica: Replica) -> None:
         """Move the waiting completions of a replica that leaves service to other queues."""
-        queue, self._queues[replica] = self._queues[replica], deque()
+        queue = self._queues[replica]
+        self._queues[replica] = deque()
         for job in queue:
             self.add(job)

@@ -112,7 +112,8 @@ async def _ask_facts(replica: Replica) -> ServerError | None:
     """Query a server's facts; one that is too busy is retried for as long as a call may take. Returns the error if it
     fails."""
     loop = asyncio.get_running_loop()
-    until, times = loop.time() + replica.client.seconds, 0
+    until = loop.time() + replica.client.seconds
+    times = 0
     while True:
         try:
             replica.facts = await replica.dialect.probe(replica.client)
@@ -199,7 +200,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if facts.log_probs is None:
         raise UserError(f"{name} returns no log-probs of completions", remedy="training and metrics need them")
     if facts.max_length is not None and facts.max_length < needs.model.context:
-        dialect, context = spec.dialect(), needs.model.context
+        dialect = spec.dialect()
+        context = needs.model.context
         longer = f"{dialect.length_option} {context + dialect.spare_tokens}"
         raise UserError(
             f"{name} takes sequences of {facts.max_length} tokens, and the run has {context}",

@@ -74,7 +74,8 @@ class ServerFile:
     """
 
     def __init__(self, url: str, token_env: str | None, allow_remote: bool) -> None:
-        self.url, self._given = url, (url, token_env, allow_remote)
+        self.url = url
+        self._given = (url, token_env, allow_remote)
         self._last: tuple[Address, ...] | str | None = None
 
     async def news(self) -> tuple[Address, ...] | str | None:

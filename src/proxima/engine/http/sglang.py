@@ -121,7 +121,8 @@ class SglangDialect(Dialect):
     async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
         """[T - first] float32, nats, under softmax(logits). One token is generated after them and dropped. SGLang names
         the last id of the vocabulary 0 beside its log-prob."""
-        count, scored = len(tokens.written), tokens.written[first:]
+        count = len(tokens.written)
+        scored = tokens.written[first:]
         check_scorable(client.url, facts, count, f"--context-length {count + 1 + SPARE}")
         fields = {"input_ids": tokens.written, "logprob_start_len": max(first - 1, 0)}
         meta = await generate_once(client, fields, {}, size=ANSWER + TOKEN * count)
@@ -265,7 +266,9 @@ class _StreamReader:
     """Extracts the new part of each message of a stream."""
 
     def __init__(self, client: ServerClient, request: TokenRequest) -> None:
-        self.client, self.request, self.seen = client, request, 0
+        self.client = client
+        self.request = request
+        self.seen = 0
 
     def chunk(self, event: Mapping[str, Any]) -> Chunk | None:
         """The chunk of a message; None if nothing is new.
@@ -283,7 +286,9 @@ class _StreamReader:
                 self._check_abort(ending)
             total = whole(meta["completion_tokens"], "completion_tokens")
             pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
-            new, mask, sampled = self._new(pairs, total, "log-probs", aborted=aborted), None, None
+            new = self._new(pairs, total, "log-probs", aborted=aborted)
+            mask = None
+            sampled = None
             if self.request.sampling_mask:
                 sets = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
                 mask = mask_of_sets(self._new(sets, total, "sampling masks", aborted=aborted))
@@ -296,7 +301,8 @@ class _StreamReader:
             covered = reason is not None and not (aborted and self.seen + len(new) < total)
             spans = meta.get("weight_versions") if covered else None
             checked_spans = None if spans is None else version_spans(spans)
-            shape, rows = self.request.routes, meta.get("routed_experts") if covered else None
+            shape = self.request.routes
+            rows = meta.get("routed_experts") if covered else None
             routes = None if shape is None or rows is None else shape.read_int32(rows)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
@@ -333,7 +339,8 @@ class _StreamReader:
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
             reason = "log-probs are of other tokens than those that were sampled"
             raise ServerError(self.client.url, GENERATE, reason)
-        count, waited = len(self.request.tokens), ending is not None and ending["type"] == "abort" and not tokens
+        count = len(self.request.tokens)
+        waited = ending is not None and ending["type"] == "abort" and not tokens
         # a request that is aborted in the queue has not been read
         tokens_read = whole(meta.get("prompt_tokens", count) if waited else meta["prompt_tokens"], "prompt_tokens")
         if tokens_read != count:

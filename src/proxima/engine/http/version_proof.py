@@ -58,7 +58,8 @@ class VersionProof:
             self._past_labels.clear()
         for segment in self.attempts:
             segment.marks.append((len(segment.tokens), version))
-        self.version, self.label = version, label
+        self.version = version
+        self.label = label
         self.given += 1
         if label is not None:
             self._past_labels[label] = version
@@ -89,7 +90,8 @@ class VersionProof:
         """Note the label that the server reports."""
         if label is None:
             return
-        before, self._seen = self._seen, label
+        before = self._seen
+        self._seen = label
         if before in (None, label):
             return
         run = run_of(label)

@@ -335,11 +335,14 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     version = await answer_or_none(client.get("/version"))
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
-        model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
+        model = short_text(served["id"], "the model's id")
+        longest = served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
     settings = await answer_or_none(client.get("/server_info?config_format=json")) or {}
-    config, device = settings.get("vllm_config") or {}, value_at(settings, "vllm_config", "device_config", "device")
-    parallel, workers = value_at(config, "parallel_config"), None
+    config = settings.get("vllm_config") or {}
+    device = value_at(settings, "vllm_config", "device_config", "device")
+    parallel = value_at(config, "parallel_config")
+    workers = None
     if (size := value_at(parallel, "world_size")) is not None:
         workers = whole(size, "world_size", 1) * whole(
             value_at(parallel, "data_parallel_size") or 1, "data_parallel_size", 1

@@ -85,7 +85,8 @@ class CachingDecoder(Decoder):
     """
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype = dtype
+        self.device = device
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
@@ -204,7 +205,8 @@ def causal_attention(
     """Sequences of one length: query [B, T, H, D] of their last T positions, key and value [B, S, H_kv, D] of all → [B,
     T, H, D]. Equal numbers from 0 on in `image` [S] attend to each other, whichever is first."""
     _, count, heads, _ = query.shape
-    length, repeat = key.shape[1], heads // key.shape[2]
+    length = key.shape[1]
+    repeat = heads // key.shape[2]
     q = query.transpose(1, 2)
     k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (key, value))
     if count == length and (window is None or window >= length) and image is None:
@@ -292,7 +294,8 @@ class Matrix:
 def joined_rows(parts: Sequence[Rows], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
     resulting shape."""
-    first, ends = parts[0][0], list(accumulate(len(rows) for rows, _ in parts))
+    first = parts[0][0]
+    ends = list(accumulate(len(rows) for rows, _ in parts))
     joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
     for (rows, order), end in zip(parts, ends, strict=True):
         joined[end - len(rows) : end] = rows if order is None else rows[order]
@@ -374,7 +377,8 @@ def find_row_limits(
     number of rows.
     """
     counts = [count for count in TRIED_ROWS if count <= 128 or count * height < 1 << 26]
-    draws, half = torch.Generator().manual_seed(threads), -(-width // 2)
+    draws = torch.Generator().manual_seed(threads)
+    half = -(-width // 2)
     b, a = (torch.randn(size, half, generator=draws).to(dtype) for size in (height, counts[-1]))
     x = torch.cat([a, -a], 1)[:, :width].contiguous()
     both = torch.cat([b, b], 1)[:, :width]

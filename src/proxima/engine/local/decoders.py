@@ -211,7 +211,8 @@ def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
     """The axis of the inputs of each weight that is quantised, by the name of the parameter."""
     axes: dict[str, int] = {}
     for name, module in model.named_modules():
-        kind, routes = type(module).__name__, name.rpartition(".")[2] in ROUTERS
+        kind = type(module).__name__
+        routes = name.rpartition(".")[2] in ROUTERS
         if kind == "Conv1D" or (isinstance(module, nn.Linear) and module is not head and not routes):
             axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
         elif has_stacked_experts(module):

@@ -33,7 +33,8 @@ def supports(model: nn.Module) -> str | None:
     config: Any = model.config
     settings = config.to_dict()
     rope = settings.get("rope_parameters") or {}
-    kind, activation = rope.get("rope_type", "default"), settings.get("hidden_act")
+    kind = rope.get("rope_type", "default")
+    activation = settings.get("hidden_act")
     checks = {
         f"family {config.model_type}": config.model_type in FAMILIES,
         f"activation {activation}": activation == "silu",
@@ -130,12 +131,15 @@ class FastDecoder(CachingDecoder):
         weights = [weight_of(module) for module in modules]
         orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
         biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
-        parts, bias = list(zip(weights, orders, strict=True)), joined_rows(biases, self.dtype) if biases else None
+        parts = list(zip(weights, orders, strict=True))
+        bias = joined_rows(biases, self.dtype) if biases else None
         self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
         return self.matrices[name]
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
-        count, dim, queries = len(tokens), self.head_dim, self.heads * self.head_dim
+        count = len(tokens)
+        dim = self.head_dim
+        queries = self.heads * self.head_dim
         turning = self.heads + self.kv_heads
         rotary = self._rotary(longest)[position][:, None]  # [n, 1, D/2] complex
         x = self.embedding[tokens]
@@ -193,7 +197,8 @@ class FastDecoder(CachingDecoder):
         """The buffers of a step, reused by later steps: allocating fresh memory costs more than the computation in
         it."""
         if not self.buffers or len(self.buffers[0]) < rows:
-            queries, width = self.heads * self.head_dim, self.embedding.shape[1]
+            queries = self.heads * self.head_dim
+            width = self.embedding.shape[1]
             widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width
             self.buffers = [torch.empty(rows, width, dtype=self.dtype) for width in widths]
         return [buffer[:rows] for buffer in self.buffers]
@@ -251,7 +256,8 @@ class GraphedSteps:
             self._places = [weakref.ref(tensor) for tensor in places]
         count = len(tokens)
         rows = min(rounded_up(count, 8), self.slots)  # rows from `count` on repeat earlier inputs: their slots are free
-        self._tokens[:count], self._position[:count] = tokens, position
+        self._tokens[:count] = tokens
+        self._position[:count] = position
         if (rows, reach) not in self._graphs:
             return self._first(step, rows, reach)[:count]
         replay, out = self._graphs[rows, reach]
@@ -290,7 +296,8 @@ class _CudaGraphs:
         self._last: Callable[[], Any] = lambda: None  # a weak reference: a pool is freed with the last graph in it
 
     def __call__(self, launch: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        graph, last = torch.cuda.CUDAGraph(), self._last()
+        graph = torch.cuda.CUDAGraph()
+        last = self._last()
         pool = None if last is None else last.pool()
         with torch.cuda.device(self.device):  # recording takes its stream from the current one
             stream = torch.cuda.current_stream()

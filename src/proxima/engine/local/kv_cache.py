@@ -36,7 +36,8 @@ class KVCache:
     ) -> None:
         parts, heads, dim = sizes
         self.layers = [torch.zeros(parts, slots, heads, 0, dim, dtype=dtype, device=device) for _ in range(layers)]
-        self.capacity, self.device = 0, device
+        self.capacity = 0
+        self.device = device
         self.shift: Tensor | None = None
         self.leaders = torch.zeros(2, slots, dtype=torch.int64)
 
@@ -95,17 +96,21 @@ class PrefixCache:
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
         """The number of parts of a prompt that are kept, never covering all of its tokens, and their KV."""
-        most, longest = 0, None
+        most = 0
+        longest = None
         for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])
             if shared[count - 1] < len(tokens) and (kv := self.cached.pop(key, None)) is not None:
                 self.cached[key] = kv  # mark its shorter prefixes as used too: others may share them
-                most, longest = count, kv
+                most = count
+                longest = kv
         return most, longest
 
     def beginnings(self, prompt: Prompt, shared: Sequence[int]) -> list[Beginning]:
         """The beginnings of a prompt's KV under the current weights, the longest first."""
-        text, names, start = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16), list[Beginning](), 0
+        text = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16)
+        names = list[Beginning]()
+        start = 0
         for end in dict.fromkeys((*shared, len(prompt.tokens))):
             text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
             names.append((text.digest(), start := end))
@@ -136,7 +141,8 @@ class PrefixCache:
             states = run(parts, [kv[i] for i in firsts])
             for group, state, complete in zip(alike.values(), *states, strict=True):
                 for i in group:
-                    hidden[i], kv[i] = state, complete
+                    hidden[i] = state
+                    kv[i] = complete
                     counts[i] += 1
                 prompt, shared = prompts[group[0]]
                 if counts[group[0]] <= len(shared):

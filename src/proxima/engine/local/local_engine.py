@@ -303,7 +303,8 @@ class LocalEngine:
             self._open.clear()
 
     async def resume(self) -> None:
-        self._drains, self.scheduler.starts_waiting = False, True
+        self._drains = False
+        self.scheduler.starts_waiting = True
         self._open.set()
 
     async def abort(self, prompt_uid: int) -> None:
@@ -346,12 +347,14 @@ SCORED_ROWS = 512  # of logits in memory at a time
 def score_batches(requests: Sequence[ScoreRequest], most: int) -> Iterator[list[ScoreRequest]]:
     """Group requests, in order, into batches with at most `most` input tokens; a larger request is a batch by
     itself."""
-    batch, room = list[ScoreRequest](), most
+    batch = list[ScoreRequest]()
+    room = most
     for request in requests:
         fed = len(request.prompt_tokens) + max(0, len(request.tokens) - 1)  # the last one predicts nothing
         if batch and fed > room:
             yield batch
-            batch, room = [], most
+            batch = []
+            room = most
         batch.append(request)
         room -= fed
     if batch:

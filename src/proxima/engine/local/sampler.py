@@ -86,7 +86,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         parts = [
             sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
         ]
-        order, sets = torch.cat(rows.alike).argsort(), [ids for sample in parts for ids in sample.sets]
+        order = torch.cat(rows.alike).argsort()
+        sets = [ids for sample in parts for ids in sample.sets]
         columns = {name: torch.cat([sample.columns[name] for sample in parts])[order] for name in parts[0].columns}
         return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
@@ -152,7 +153,8 @@ def _sample_block(
 
 def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     """Logits with −inf where a token can't be drawn, and their logsumexp. All rows are truncated alike."""
-    top_k, top_p = int(rows.top_k[0]), rows.top_p[0]
+    top_k = int(rows.top_k[0])
+    top_p = rows.top_p[0]
     least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
     if top_k > 0 or top_p < 1:
         vocabulary = logits.shape[1]
@@ -184,5 +186,6 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
 def possible_tokens(truncated: Tensor, rows: SamplingRows) -> list[Ints]:
     """The ids of the finite logits of each row; none for greedy rows."""
     inside = (truncated > -torch.inf) & (rows.temperature > 0)[:, None]
-    ids, counts = inside.nonzero()[:, 1].to(torch.int32), inside.sum(dim=1)
+    ids = inside.nonzero()[:, 1].to(torch.int32)
+    counts = inside.sum(dim=1)
     return np.split(ids.cpu().numpy(), counts.cumsum(0)[:-1].cpu().numpy())

@@ -116,10 +116,14 @@ class Scheduler:
         top_k: int = 0,
         sampling_mask: bool = False,
     ) -> None:
-        self.decoder, self.tokenizer = decoder, loaded.tokenizer
-        self.slots, self.max_length = slots, max_length
+        self.decoder = decoder
+        self.tokenizer = loaded.tokenizer
+        self.slots = slots
+        self.max_length = max_length
         self.stop_tokens = frozenset(loaded.stop_tokens)
-        self.prefill_tokens, self.top_k, self.sampling_mask = prefill_tokens, top_k, sampling_mask
+        self.prefill_tokens = prefill_tokens
+        self.top_k = top_k
+        self.sampling_mask = sampling_mask
         self.cache = decoder.new_cache(slots)
         self.table = TokenTable(slots)
         self.running: list[RunningRequest] = []
@@ -219,7 +223,8 @@ class Scheduler:
                 tokens = self.prefixes.missing(entry.prompt, entry.shared)
                 if fresh and (tokens > budget or len(entry.prompt.tokens) > room):
                     break
-                budget, room = budget - tokens, room - len(entry.prompt.tokens)
+                budget = budget - tokens
+                room = room - len(entry.prompt.tokens)
                 fresh.append(entry)
             started = [entry.requests.popleft() for _ in range(min(free, len(entry.requests)))]
             free -= len(started)
@@ -230,10 +235,12 @@ class Scheduler:
         if fresh:
             states, kv = self.prefixes.prefill(self.decoder.prefill, [(entry.prompt, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
-                entry.hidden, entry.kv = states[i], kv[i]
+                entry.hidden = states[i]
+                entry.kv = kv[i]
                 entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared)
             self._keep_routes(fresh)
-        device, first = self.cache.device, len(self.running)
+        device = self.cache.device
+        first = len(self.running)
         for entry, started in entering:
             assert entry.kv is not None
             slots = torch.arange(len(self.running), len(self.running) + len(started), device=device)
@@ -264,7 +271,8 @@ class Scheduler:
         batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
         step = len(batch.sampled)
         hidden = self.decoder.step(batch.last, batch.position[step], self.cache, batch.longest + step)
-        count, routes = len(batch.lines), self.decoder.routes
+        count = len(batch.lines)
+        routes = self.decoder.routes
         self._sample(self.decoder.logits(hidden[:count]), batch, None if routes is None else routes[:count])
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
@@ -326,7 +334,8 @@ class Scheduler:
     def _write(self) -> None:
         """End the batch and write its samples to the table. Called before the running completions or the weights
         change."""
-        batch, self._batch = self._batch, None
+        batch = self._batch
+        self._batch = None
         if batch is not None and batch.sampled:
             steps = [step.columns for step in batch.sampled]
             columns = {name: torch.stack([step[name] for step in steps]).cpu().numpy() for name in steps[0]}
@@ -335,7 +344,8 @@ class Scheduler:
             self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
 
     def _open(self, request: Request, sink: Sink, entry: WaitingPrompt) -> RunningRequest:
-        prompt, most = request.prompt, request.sampling.max_tokens
+        prompt = request.prompt
+        most = request.sampling.max_tokens
         uniform = completion_uniforms(request.seed, prompt.uid, request.sample, most, turn=request.turn)
         limit = min(most, self.max_length - len(prompt.tokens))
         line = self.table.open(len(prompt.tokens), limit, uniform)
@@ -344,7 +354,8 @@ class Scheduler:
     def _finish(self, finished: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
         """Deliver running completions, in the order of their slots, and free the slots."""
         for running, reason in finished:
-            columns, routes = self.table.read(running.line), running.prompt_routes
+            columns = self.table.read(running.line)
+            routes = running.prompt_routes
             if routes is not None:
                 columns["prompt_routed_experts"] = routes.cpu().numpy()
             self._deliver(running.sink, self._completion(running.request, columns, reason))
@@ -359,7 +370,8 @@ class Scheduler:
         that no completion that also ends is moved."""
         for running in reversed(ended):
             self.table.close(running.line)
-            slot, last = self.running.index(running), self.running[-1]
+            slot = self.running.index(running)
+            last = self.running[-1]
             if last is not running:
                 length = int(self.table.prompt_length[last.line] + self.table.length[last.line])
                 self.cache.move(len(self.running) - 1, slot, length)

@@ -36,7 +36,9 @@ class TokenTable:
         if len(uniform) > self.uniform.shape[1]:
             self.uniform = _widened(self.uniform, len(uniform))
             self.columns = {name: _widened(column, len(uniform)) for name, column in self.columns.items()}
-        self.length[line], self.limit[line], self.prompt_length[line] = 0, limit, prompt_length
+        self.length[line] = 0
+        self.limit[line] = limit
+        self.prompt_length[line] = prompt_length
         self.uniform[line, : len(uniform)] = uniform
         self.sets[line] = []
         return line

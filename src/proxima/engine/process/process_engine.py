@@ -93,7 +93,8 @@ class ProcessEngine:
     """
 
     def __init__(self, spec: LocalProcess, setup: EngineSetup) -> None:
-        self.spec, self.compute = spec, setup.compute or ComputeThread()
+        self.spec = spec
+        self.compute = setup.compute or ComputeThread()
         loaded = self.compute.call(setup.load_weights)
         check_decoder(loaded.model, spec)
         self._device = loaded.model.device
@@ -236,7 +237,11 @@ class Supervisor:
     def __init__(
         self, setup: ProcessSetup, weights: SharedWeights, *, restarts: int, timeout: float, log: Path | None
     ) -> None:
-        self.setup, self.weights, self.restarts, self.timeout, self.log = setup, weights, restarts, timeout, log
+        self.setup = setup
+        self.weights = weights
+        self.restarts = restarts
+        self.timeout = timeout
+        self.log = log
         self.process: subprocess.Popen[bytes] | None = None
         self.exits = 0  # number of processes that have ended so far
         self.exit_reason = self._hung = ""  # reason of the last exit; `_hung`: of a process killed because it hung
@@ -278,7 +283,8 @@ class Supervisor:
             UserError: too many processes in a row ended without a completion.
             Exception: the exception that the engine raised.
         """
-        number, kind = next(self._numbers), ""
+        number = next(self._numbers)
+        kind = ""
         call = self._calls[number] = EngineCall(method, arguments)
         try:
             if self._loop.closed:
@@ -357,7 +363,8 @@ class Supervisor:
             except Exception as error:
                 self._break(error)
             reason = describe_exit(self.process.returncode) if self.process else "could not be started"
-            self.exit_reason, self._hung = self._hung or reason, ""
+            self.exit_reason = self._hung or reason
+            self._hung = ""
             self.exits += 1
             self._fruitless += 1
             if self._fruitless > self.restarts and self._broken is None:
@@ -377,7 +384,8 @@ class Supervisor:
         threads = str(self.setup.threads)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-        fd, stdout = self.weights.fd, log or subprocess.DEVNULL
+        fd = self.weights.fd
+        stdout = log or subprocess.DEVNULL
         served = "proxima.engine.process.served_engine"
         child = start_module(served, fd, fds=[fd], env=environment, stdout=stdout, stderr=log)
         self.process = child.process

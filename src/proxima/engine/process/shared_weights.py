@@ -56,12 +56,14 @@ class SharedWeights:
     """
 
     def __init__(self, fd: int, places: Sequence[TensorPlace]) -> None:
-        self.fd, self.places = fd, tuple(places)
+        self.fd = fd
+        self.places = tuple(places)
         self.size = -(-max((place.end for place in places), default=0) // ALIGNMENT) * ALIGNMENT
         os.ftruncate(fd, 8 * HEADER + self.size)
         memory = mmap.mmap(fd, 8 * HEADER + self.size)
         words = np.frombuffer(memory, np.uint64)
-        self._header, self._words = words[:HEADER], words[HEADER:]
+        self._header = words[:HEADER]
+        self._words = words[HEADER:]
         content = torch.frombuffer(memory, dtype=torch.uint8)[8 * HEADER :]
         self.tensors: dict[str, Tensor] = {
             place.name: content[place.start : place.end].view(getattr(torch, place.dtype)).view(*place.shape)
@@ -71,9 +73,11 @@ class SharedWeights:
     @classmethod
     def allocate(cls, model: nn.Module) -> "SharedWeights":
         """Allocate room for the parameters of a model, with adapters merged."""
-        places, end = list[TensorPlace](), 0
+        places = list[TensorPlace]()
+        end = 0
         for names, parameter in unique_weights(model):
-            dtype, start = str(parameter.dtype).removeprefix("torch."), -(-end // ALIGNMENT) * ALIGNMENT
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            start = -(-end // ALIGNMENT) * ALIGNMENT
             places.append(TensorPlace(names[0], dtype, tuple(parameter.shape), start, tuple(names[1:])))
             end = places[-1].end
         return cls(anonymous_memory(), places)
@@ -152,7 +156,8 @@ class ModelOverWeights:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
-            config, self.tokenizer = load_config(folder), load_tokenizer(folder)
+            config = load_config(folder)
+            self.tokenizer = load_tokenizer(folder)
         with no_init_weights():
             self.model: Any = reader_of(config).from_config(config).eval().to(device)
         if GENERATION in files:

@@ -227,7 +227,8 @@ def sglang_launch(
     sampling masks without an option."""
     program = find_executable(serve, "sglang")
     gpu = has_gpu()
-    variables, config = {"PYTHONPATH": str(IN_SGLANG / "key")}, _text_config(model)
+    variables = {"PYTHONPATH": str(IN_SGLANG / "key")}
+    config = _text_config(model)
     if serve.dtype == "auto" and (config.get("dtype") or config.get("torch_dtype")) == "float32":
         serve = replace(serve, dtype="bfloat16")  # SGLang would take float16, in which no trainer computes
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
@@ -326,7 +327,8 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
         FieldError: it is not at the place that the field names.
         UserError: no field is set, and it is not installed.
     """
-    default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
+    default = DEFAULT_ENVIRONMENT[kind]
+    remedy = f"`proxima engine install {kind}` installs one"
     if serve.executable is not None:
         program = shutil.which(os.path.expanduser(serve.executable))
         missing: UserError = FieldError("executable", serve.executable, "must be an executable file", remedy=remedy)

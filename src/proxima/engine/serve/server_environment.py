@@ -151,7 +151,8 @@ class SglangEnvironment(ServerEnvironment):
         """Let pip install SGLang; on a CPU first without its requirements, then with those that need no CUDA."""
         package = f"sglang=={SGLANG_VERSION}"
         self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
-        install, failure = [*self.pip, "install", "--progress-bar", "off"], f"pip could not install {package}"
+        install = [*self.pip, "install", "--progress-bar", "off"]
+        failure = f"pip could not install {package}"
         if self.build == "gpu":
             self.run([*install, package], failure)
             return

@@ -90,7 +90,8 @@ class ServerProcess:
     """
 
     def __init__(self, launch: Launch, key: str, log: Path) -> None:
-        self.launch, self.log = launch, log
+        self.launch = launch
+        self.log = log
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = http_client(launch.url, base_url=launch.url, headers=headers, timeout=ASK_SECONDS)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,8 @@ class ServerProcess:
             stream.write(f"$ {launch.by_hand}\n".encode())
             stream.flush()
             self._begin = stream.tell()
-            command, environment = (f"{PATIENCE:g}", *launch.command), launch.environment(key)
+            command = (f"{PATIENCE:g}", *launch.command)
+            environment = launch.environment(key)
             self._child = start_module(
                 "proxima.process.guardian", *command, flag="-I", stdout=stream, stderr=stream, env=environment
             )
@@ -199,9 +201,11 @@ class Servers:
         self, launch: Callable[[int], Launch], serve: Serve, *, key: str | None, log: Path | None, report: Report
     ) -> None:
         self.token = secrets.token_urlsafe(24) if key is None else key
-        self.serve, self.report = serve, report
+        self.serve = serve
+        self.report = report
         self.failure: UserError | None = None
-        self._reserved, self._log_stays = ExitStack(), log is not None
+        self._reserved = ExitStack()
+        self._log_stays = log is not None
         launches = [launch(port) for port in ports_for(serve, self._reserved)]
         for each in launches:
             report(f"$ {each.by_hand}")

@@ -100,7 +100,8 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     refuse_partial_weights(path, Path(path).expanduser(), field_name)
     settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
-    kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
+    kind = settings.get("peft_type")
+    init = settings.get("init_lora_weights", True)
     require(kind == "LORA", field_name, path, f"is an adapter of type {kind}, not LORA", remedy=remedy)
     reason = f"changed its base when it was made (init_lora_weights={init!r})"
     require(init in KEPT_BASE, field_name, path, reason, remedy=remedy)
@@ -253,7 +254,8 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
         FieldError: as `load`.
     """
     check_path(path)
-    settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
+    settings = read_settings(path, field_name="model.path", scalar=scalar)
+    wanted = base_of(path)
     here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
     check_base(path, here, field_name="model.path")
     tokenizer = load_tokenizer(path)

@@ -69,7 +69,8 @@ def _with_answer(
     else:
         chat = [*prompt, said]
     before = chat_tokens(prompt, tokenizer, arguments, complete=False)
-    tokens, special = chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
+    tokens = chat_tokens(chat, tokenizer, arguments, complete=True)
+    special = cast(Any, tokenizer)
     common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
     ends = {special.eos_token_id, *(i for i, token in special.added_tokens_decoder.items() if token.special)}
     end = next((i for i in reversed(range(common, len(tokens))) if tokens[i] in ends), None)

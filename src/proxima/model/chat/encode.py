@@ -243,7 +243,8 @@ def encode_chat(chat: str, tokenizer: Tokenizer) -> list[int]:
 def encode_part(chat: str, tokenizer: Any) -> list[int]:
     """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens, and
     images have tokens of their own."""
-    split, ids = _split_controls(tokenizer), list[int]()
+    split = _split_controls(tokenizer)
+    ids = list[int]()
     mark = image_mark(tokenizer)
     controls = f"|[{''.join(split)}]" if split else ""
     for part in re.split(f"({mark}[0-9 ]+{mark}{controls})", chat):
@@ -261,7 +262,8 @@ def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> 
     store = image_store_of(tokenizer)
     if store is None:
         return chat
-    numbers, mark = [number for message in messages for number in message.images], image_mark(tokenizer)
+    numbers = [number for message in messages for number in message.images]
+    mark = image_mark(tokenizer)
     start, *rest = chat.split(store.placeholder)
     if len(rest) != len(numbers):
         remedy = "repair the template in the model's folder"

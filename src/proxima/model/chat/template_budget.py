@@ -43,7 +43,9 @@ class Budget:
     """What is left to one rendering."""
 
     def __init__(self) -> None:
-        self.steps, self.characters, self.ends = 0, 0, time.thread_time() + SECONDS
+        self.steps = 0
+        self.characters = 0
+        self.ends = time.thread_time() + SECONDS
         self.next_check = CLOCK_STEPS
 
     def charge(self, characters: int = 0, steps: int = 1) -> None:
@@ -247,7 +249,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *given: Any, **named: Any) -> Any:
         charge()
-        owner, name = _owner(function), getattr(function, "__name__", "")
+        owner = _owner(function)
+        name = getattr(function, "__name__", "")
         if isinstance(function, Macro):
             charge(SOURCE >> 6)
         elif isinstance(function, LoopContext):

@@ -97,9 +97,12 @@ def _ignored(
     messages: Sequence[Message], i: int, keys: Sequence[str], arguments: Mapping[str, Any], render: Render
 ) -> tuple[str, ...]:
     """The keys of message i without which the template writes the same. A template that fails without one reads it."""
-    before, message, after = messages[:i], messages[i], messages[i + 1 :]
+    before = messages[:i]
+    message = messages[i]
+    after = messages[i + 1 :]
     try:
-        text, after = render([*before, message], arguments), ()
+        text = render([*before, message], arguments)
+        after = ()
     except UserError:  # the template wants more messages
         text = render(messages, arguments)
 
@@ -233,7 +236,8 @@ def fixed_clock(moment: str | None) -> Iterator[TemplateClock]:
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
-    clock, machine = TemplateClock(moment or date.today().isoformat()), module.datetime
+    clock = TemplateClock(moment or date.today().isoformat())
+    machine = module.datetime
     module.datetime = SimpleNamespace(now=clock.now)
     _clocks.append(clock)
     try:

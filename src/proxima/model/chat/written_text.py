@@ -156,7 +156,8 @@ def _answer_header(tokenizer: Any, template: str, named: str) -> tuple[str, str]
         )
 
     try:
-        prompt, asked = rendered(ASKED, ending="prompt"), rendered(ASKED)
+        prompt = rendered(ASKED, ending="prompt")
+        asked = rendered(ASKED)
     except UserError:  # said where a row is rendered
         return "", ""
     end = len(prompt)

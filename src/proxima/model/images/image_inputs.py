@@ -30,7 +30,8 @@ class ImageReader:
 
     def __init__(self, model: nn.Module, store: ImageStore, *, trained: bool = False) -> None:
         self.core: Any = model.base_model
-        self.store, self.trained = store, trained
+        self.store = store
+        self.trained = trained
         self.joined = store.joined
         self.three_axes = hasattr(self.core, "get_rope_index")
         self._features: dict[int, list[Tensor]] = {}

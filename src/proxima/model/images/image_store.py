@@ -46,7 +46,9 @@ class ImageStore:
     """
 
     def __init__(self, model: str, revision: str | None = None, folder: Path | None = None) -> None:
-        self.model, self.revision, self.folder = model, revision, folder
+        self.model = model
+        self.revision = revision
+        self.folder = folder
         self.config: Any = load_config(model, revision)
         kind = str(self.config.model_type)
         bound = f"is a {kind}, which can't be shown images: {', '.join(sorted(SHOWN_IMAGES))} can"
@@ -57,9 +59,12 @@ class ImageStore:
         name_of: Any = self.plain.convert_ids_to_tokens
         self.token = str(name_of(self.config.image_token_id))
         # what a template writes for an image, its end, and what stands before and behind it
-        self.placeholder, self.closing, self.lines = self.token, "", ""
+        self.placeholder = self.token
+        self.closing = ""
+        self.lines = ""
         if kind == "gemma3":
-            self.placeholder, self.lines = str(name_of(self.config.boi_token_index)), "\n\n"
+            self.placeholder = str(name_of(self.config.boi_token_index))
+            self.lines = "\n\n"
             self.closing = str(name_of(self.config.eoi_token_index))
         self._lock = Lock()  # prompts and environments may add at once
         self._unwritten: dict[str, bytes] = {}
@@ -111,14 +116,17 @@ class ImageStore:
                 earlier = self.folder and self.folder / f"{name}.png"
                 if earlier and earlier.exists() and not (folder / f"{name}.png").exists():
                     shutil.copyfile(earlier, folder / f"{name}.part").replace(folder / f"{name}.png")
-            self._indexed, self._crc = 0, 0
+            self._indexed = 0
+            self._crc = 0
         (folder / INDEX).touch()
-        self.folder, self._keeps = folder, True
+        self.folder = folder
+        self._keeps = True
         self.write()
 
     def follow(self, folder: Path) -> None:
         """Forget all numbers, and read those that another process writes into a folder."""
-        self.folder, self._follows = folder, True
+        self.folder = folder
+        self._follows = True
         for kept in (self._unwritten, self._grids, self._texts, self._tokens, self._processed):
             kept.clear()
         self._bytes = 0
@@ -149,7 +157,8 @@ class ImageStore:
                 part.replace(self.folder / f"{name}.png")
             crc = checksum(self._names[self._indexed :], self._crc)
             write_names(self.folder, self._names, self._indexed, crc)
-            self._indexed, self._crc = len(self._names), crc
+            self._indexed = len(self._names)
+            self._crc = crc
             self._unwritten.clear()
 
     def image(self, number: int) -> "Image":
@@ -247,7 +256,8 @@ class ImageStore:
         Raises:
             UserError: there is another number of marks than of images.
         """
-        out, left = list[Message](), [self.add(image) for image in images]
+        out = list[Message]()
+        left = [self.add(image) for image in images]
         for message in _marked(messages, len(images)):
             count = _marks(message)
             out.append({**message, "images": left[:count]} if count else message)
@@ -261,7 +271,9 @@ class ImageStore:
         Raises:
             UserError: the tokens of an image and those around it are not found as they were made.
         """
-        out, numbers, at = list[int](), list[int](), 0
+        out = list[int]()
+        numbers = list[int]()
+        at = 0
         placeholder: Any = self.plain.convert_tokens_to_ids(self.placeholder)
         while at < len(tokens):
             if tokens[at] >= 0:
@@ -282,7 +294,8 @@ class ImageStore:
                 raise UserError(f"the tokens around image {number} {reason}") from None
             out.append(placeholder)
             numbers.append(number)
-            tokens, at = rest, 0
+            tokens = rest
+            at = 0
         if out.count(placeholder) != len(numbers):
             raise UserError(f"the model wrote {self.placeholder}, which a server would take for an image")
         return out, numbers
@@ -330,7 +343,8 @@ class ImageTokenizer:
     """A tokenizer whose chats show images of a store; otherwise as it was."""
 
     def __init__(self, plain: Any, images: ImageStore) -> None:
-        self.plain, self.images = plain, images
+        self.plain = plain
+        self.images = images
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)

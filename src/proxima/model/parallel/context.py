@@ -56,7 +56,9 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
         FieldError: the model has fewer query heads than ranks, or carries information between tokens elsewhere than in
             an attention that proxima computes.
     """
-    text, tensor, count = config.get_text_config(), sharding.tensor_parallel, sharding.context_parallel
+    text = config.get_text_config()
+    tensor = sharding.tensor_parallel
+    count = sharding.context_parallel
     mixed = None if model is None else proof_of(model).problem("packed")
     if mixed is not None:
         other = f"does not keep packed sequences apart ({mixed})"
@@ -81,7 +83,9 @@ class ContextGroup:
         self.attention = attention
         mesh = meshes_of(sharding, device).context
         assert mesh is not None
-        self.group, self.size, self.rank = mesh.get_group(), mesh.size(), mesh.get_local_rank()
+        self.group = mesh.get_group()
+        self.size = mesh.size()
+        self.rank = mesh.get_local_rank()
         self._deal = lru_cache(maxsize=16)(partial(_deal, self.size))  # of this model: its tensors may be fake ones
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
@@ -96,9 +100,11 @@ class ContextGroup:
     def _gathered(self, own: Tensor, part: BatchPart, batch: PackedBatch, name: str = "") -> Tensor:
         if name in SUMS:
             return add_parts(own, self.group)
-        rows, count = part.rows, len(batch.target)
+        rows = part.rows
+        count = len(batch.target)
         if name in FED:  # padding at the end is cut off
-            start, count = self.rank * len(part.tokens), len(batch.tokens)
+            start = self.rank * len(part.tokens)
+            count = len(batch.tokens)
             rows = torch.arange(start, max(start, min(count, start + len(own))), device=own.device)
             own = own[: len(rows)]
         wide = own if own.is_floating_point() else own.long()  # not every backend adds up small integers
@@ -176,7 +182,8 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
     """[N] `batch.predict`, from fields on the host."""
-    contexts, places = batch.contexts(), [np.zeros(0, np.int64)]
+    contexts = batch.contexts()
+    places = [np.zeros(0, np.int64)]
     for segment, prompt, count in zip(batch.responses, batch.prompts, batch.tokens_of, strict=True):
         spans = [*contexts[segment][len(prompt) :], (batch.edges[segment], batch.edges[segment + 1])]
         places += [np.r_[prompt[-1][1] - 1, *(np.arange(*span) for span in spans)][:count]]

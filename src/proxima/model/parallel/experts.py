@@ -34,7 +34,8 @@ FIELD = "placement.expert_parallel"
 
 def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
     """`check_split` for expert parallelism; `model` may lack its weights, and None is not checked."""
-    parts, count = sharding.expert_parallel, TextConfig.of(config).experts
+    parts = sharding.expert_parallel
+    count = TextConfig.of(config).experts
     require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
     legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")
@@ -73,7 +74,8 @@ def split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
     for name, weight in list(module.named_parameters(recurse=False)):
         own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
         own = own if own.is_meta else own.to(mesh.device_type, copy=True)  # no device holds the whole weight
-        size, stride = weight.shape, weight.stride()
+        size = weight.shape
+        stride = weight.stride()
         split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=stride)
         module.register_parameter(name, nn.Parameter(split, requires_grad=weight.requires_grad))
 
@@ -89,7 +91,9 @@ def _exchanging(mesh: DeviceMesh) -> Any:
     """The forward method of experts, extended to the experts and tokens of all ranks of a mesh."""
 
     def forward(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        group, ranks, choices = mesh.get_group(), mesh.size(), top_k_index.shape[1]
+        group = mesh.get_group()
+        ranks = mesh.size()
+        choices = top_k_index.shape[1]
         chosen, order = top_k_index.flatten().sort(stable=True)
         edges = torch.arange(experts.num_experts + 1, device=hidden.device)
         sent = torch.searchsorted(chosen, edges).diff()  # [experts] rows for each

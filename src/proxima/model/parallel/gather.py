@@ -34,7 +34,8 @@ def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         sharded = sharded.to(dtype)
     if not isinstance(tensor, DTensor):
         return sharded  # type: ignore[no-any-return]
-    mesh, local = tensor.device_mesh, sharded.to_local()
+    mesh = tensor.device_mesh
+    local = sharded.to_local()
     if local.device.type != mesh.device_type:  # offloaded
         sharded = DTensor.from_local(
             local.to(mesh.device_type),
@@ -90,7 +91,9 @@ def _axis_of_rows(tensor: Tensor) -> int | None:
 def _gathered_rows(tensors: Mapping[str, Tensor], mesh: Any, axis: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Whole tensors from the rows of the ranks of an axis, in one collective. Each rank sends as many rows of a tensor
     as the first one has; those that it lacks are the last ones, and are dropped."""
-    size, parts, total = mesh.size(axis), list[tuple[str, int, int]](), 0
+    size = mesh.size(axis)
+    parts = list[tuple[str, int, int]]()
+    total = 0
     for name, tensor in tensors.items():
         rows = -(-tensor.shape[0] // size)
         count = rows * tensor.shape[1:].numel()
@@ -138,7 +141,8 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
     Args:
         weights: allocate memory for them; False: they have a shape and can't be filled.
     """
-    kind, config = plain_type(model), copy.deepcopy(model.config)
+    kind = plain_type(model)
+    config = copy.deepcopy(model.config)
     config._attn_implementation = "sdpa" if model._supports_sdpa else None
     plain: Any = unloaded_model(lambda: kind(config))
     if adapters := optional_attribute(model, "peft_config"):

@@ -53,7 +53,9 @@ class LayerLender:
     """
 
     def __init__(self, policy: Any, ranks: SharingRanks, announced: Callable[[], AbstractContextManager[None]]) -> None:
-        self.policy, self.sharded, self.ranks = policy, policy.model, ranks
+        self.policy = policy
+        self.sharded = policy.model
+        self.ranks = ranks
         self.unit_of = unit_of_parameter(self.sharded)
         self.places = places_of_units(self.sharded, self.unit_of)
         self._dtypes = {name: parameter.dtype for name, parameter in self.sharded.named_parameters()}

@@ -58,7 +58,8 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # FSDP computes on the current one
-    world, copy = dist.get_world_size(), 0
+    world = dist.get_world_size()
+    copy = 0
     if sharding.kind == "hybrid":
         copy = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
         bound = f"must divide the number of ranks, {world}"
@@ -73,7 +74,8 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
             bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
             raise FieldError(name, getattr(sharding, name), bound)
     shards = (copy or world) // sharding.tensor_parallel
-    bound, experts = f"must divide the {shards} ranks that split the weights of a copy", sharding.expert_parallel
+    bound = f"must divide the {shards} ranks that split the weights of a copy"
+    experts = sharding.expert_parallel
     require(shards % experts == 0, "expert_parallel", experts, bound)
     return _meshes(sharding, copy, device.type, dist.group.WORLD)
 
@@ -81,8 +83,10 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
 @lru_cache(maxsize=8)
 def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
     """`copy`: the number of ranks of one copy of the weights; 0: all ranks, without a dimension of copies."""
-    world, tensor = dist.get_world_size(group), sharding.tensor_parallel
-    copies, shards = world // (copy or world), (copy or world) // tensor
+    world = dist.get_world_size(group)
+    tensor = sharding.tensor_parallel
+    copies = world // (copy or world)
+    shards = (copy or world) // tensor
 
     def laid_out(**sizes: int) -> Any:
         kept = {name: size for name, size in sizes.items() if size > 0}
@@ -98,7 +102,8 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
     if sharding.expert_parallel > 1:
         count = sharding.expert_parallel
         parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)
-        expert, expert_shards = parts["expert"], parts[axes]
+        expert = parts["expert"]
+        expert_shards = parts[axes]
     return Meshes(mesh[axes] if split else mesh, mesh["tensor"] if split else None, context, expert, expert_shards)
 
 

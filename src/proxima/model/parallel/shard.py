@@ -137,7 +137,8 @@ def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> Non
 def _outer_units(model: nn.Module) -> list[Any]:
     """Embedding, and final norm with the head, unless they share a weight: then all stay in the root's unit."""
     untyped: Any = model
-    embedding, head = untyped.get_input_embeddings(), untyped.get_output_embeddings()
+    embedding = untyped.get_input_embeddings()
+    head = untyped.get_output_embeddings()
     if head is None:
         return [embedding]
     shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}

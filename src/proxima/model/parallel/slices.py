@@ -59,8 +59,10 @@ class FilePiece:
         local, offset = local_part(weight)
         expert, part, parts = self.place
         height = weight.shape[1] // parts
-        above, row = part * height, expert - offset[0]
-        start, stop = max(offset[1], above), min(offset[1] + local.shape[1], above + height)
+        above = part * height
+        row = expert - offset[0]
+        start = max(offset[1], above)
+        stop = min(offset[1] + local.shape[1], above + height)
         if 0 <= row < len(local) and start < stop and local.numel():
             rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], local.shape[2:], strict=True))
             with torch.no_grad():
@@ -86,7 +88,8 @@ def load_sliced(
     None: the files must be read whole, because they have other names or shapes than the model and need transformers'
     conversion, the model keeps some modules in another precision, or they hold a tied matrix twice.
     """
-    config, place = config or load_config(path, revision), rank_device(device)
+    config = config or load_config(path, revision)
+    place = rank_device(device)
     try:
         files = sliceable_files(path, revision)
         if files is None or optional_attribute(config, "quantization_config") is not None:
@@ -156,7 +159,8 @@ def unloaded_model(make: Any) -> Any:
 def _parameters_on_meta() -> Iterator[None]:
     """Each parameter that this thread registers is put on the meta device; tensors that no file has, such as the
     frequencies of rotary embeddings, are computed as usual."""
-    plain, thread = nn.Module.register_parameter, threading.get_ident()
+    plain = nn.Module.register_parameter
+    thread = threading.get_ident()
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta and threading.get_ident() == thread:  # tied ones stay so
@@ -197,7 +201,9 @@ def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> di
 
 def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """The pieces of each weight and each saved buffer, by its first name in the model, found under any of its names."""
-    owner, sources, pieces = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
+    owner = dict[int, str]()
+    sources = dict[str, list[FilePiece]]()
+    pieces = pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
             continue  # an adapter's
@@ -281,7 +287,9 @@ def _opened(
 
 def _not_finite_anywhere(model: nn.Module) -> list[str]:
     """The weights that are not finite on some rank, in the model's order."""
-    names, own, ranks = [], set[str](), list[Any]([None] * dist.get_world_size())
+    names = []
+    own = set[str]()
+    ranks = list[Any]([None] * dist.get_world_size())
     for name, parameter in model.named_parameters():
         names.append(name)
         if not bool(own_slice(parameter).isfinite().all()):

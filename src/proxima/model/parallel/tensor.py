@@ -162,7 +162,8 @@ class _Embedding(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         split_rows(module, device_mesh)
         embedding: Any = module
-        part, padding = VocabularyPart.of(embedding.weight), embedding.padding_idx
+        part = VocabularyPart.of(embedding.weight)
+        padding = embedding.padding_idx
         own_padding = None if padding is None or not part.has(padding) else padding - part.start
 
         def forward(ids: Tensor) -> Tensor:
@@ -218,7 +219,8 @@ def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, ad
 
 def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
     """The quantities that the ranks divide among them, with their sizes."""
-    heads, text = config.num_attention_heads, TextConfig.of(config)
+    heads = config.num_attention_heads
+    text = TextConfig.of(config)
     counts = {"attention heads": heads, "key and value heads": text.key_value_heads or heads}
     if text.experts and "moe_tp_experts" in plan.values():
         counts["experts"] = text.experts
@@ -245,7 +247,8 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
     untyped: Any = model
     plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in untyped.tp_plan.items()}
     styles, biases = dict[str, ParallelStyle](), dict[str, nn.Parameter]()
-    embedding, head = untyped.get_input_embeddings(), untyped.get_output_embeddings()
+    embedding = untyped.get_input_embeddings()
+    head = untyped.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     for name, module in model.named_modules():
         if module is embedding or module is head:
@@ -276,7 +279,8 @@ def fsdp_axis(shards: int) -> Callable[[nn.Parameter], Shard | None]:
     def axis(parameter: nn.Parameter) -> Shard | None:
         if shards == 1 or not isinstance(parameter, DTensor) or parameter.placements != (Shard(0),):
             return None
-        rows, ranks = parameter.shape[0], parameter.device_mesh.size()
+        rows = parameter.shape[0]
+        ranks = parameter.device_mesh.size()
         if rows % (ranks * shards) == 0:
             return None
         other = next((d for d in range(1, parameter.ndim) if parameter.shape[d] % shards == 0), None)

@@ -126,7 +126,8 @@ def _candidates(text: str, start: int, end: int, number: bool) -> list[_Candidat
     for match in _CANDIDATE.finditer(text, start, end):
         formula = match["display"] or match["dollars"] or match["parentheses"] or match["brackets"]
         if formula is None:
-            before, after = text[max(start, match.start() - 20) : match.start()], text[match.end() : match.end() + 20]
+            before = text[max(start, match.start() - 20) : match.start()]
+            after = text[match.end() : match.end() + 20]
             number_text = match["fraction"] or match["run"].strip(" (){}")
             part = _CONTINUES.match(after) or _CONTINUED.search(before) or ("." in number_text and DOTS.match(after))
             formula = f"operation {number_text}" if part else number_text

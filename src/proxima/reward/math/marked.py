@@ -74,7 +74,8 @@ def last_boxed(text: str) -> str | None:
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
-    opening, depth = text.index("{", start), 0
+    opening = text.index("{", start)
+    depth = 0
     for brace in _BRACE.finditer(text, opening):
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:

@@ -105,7 +105,8 @@ def normalize_formula(formula: str) -> str:
 
 def _slanted(match: re.Match[str]) -> str:
     constant = match["braced"] or match["grouped"] or match["bare"] or match["pi"]
-    before, after = match.string[: match.start()].rstrip()[-1:], match.string[match.end() : match.end() + 1]
+    before = match.string[: match.start()].rstrip()[-1:]
+    after = match.string[match.end() : match.end() + 1]
     if before in ("^", "_") or match["grouped"]:
         return f"{{{constant}}}"
     return (" " if before.isalnum() else "") + constant + (" " if after.isalpha() else "")
@@ -138,7 +139,8 @@ def without_words(formula: str, reference: str) -> str | None:
     ):
         words = re.sub(r"[~\\ $]+", " ", texts[-1][1]).strip()
         if words and is_unit(words) and not head.endswith(("=", "<", ">")):
-            formula, texts = head, texts[:-1]
+            formula = head
+            texts = texts[:-1]
     reference_words = _WORDS_IN_FORMULA.findall(reference)
     if HEDGES.search(unwrap_fonts(formula)) and not HEDGES.search(unwrap_fonts(reference)):
         return None

@@ -95,7 +95,8 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
         return None
     text = strip_markup(text)
     parts = _EQUALS.split(text)
-    sides, exact = [side.strip() for side in parts[::2]], [sign is None for sign in parts[1::2]]
+    sides = [side.strip() for side in parts[::2]]
+    exact = [sign is None for sign in parts[1::2]]
     number = _parse_side(sides[-1])
     if number is None or len(sides) == 1:
         return number
@@ -194,9 +195,12 @@ def _parse_side(side: str) -> WrittenNumber | None:
         return None
     signs = (match["sign"] == "-") + (match["minus"] == "-") + (match["minus_over"] == "-")
     over, under = match["over"] or match["over_too"], match["under"] or match["under_too"]
-    places, finished = None, True
+    places = None
+    finished = True
     if over:
-        top, bottom, whole = _digits(over), _digits(under), int(match["whole"] or match["whole_too"] or 0)
+        top = _digits(over)
+        bottom = _digits(under)
+        whole = int(match["whole"] or match["whole_too"] or 0)
         mixed = bool(match["whole"] or match["whole_too"])
         if bottom == 0 or (mixed and (top >= bottom or match["minus_over"])):
             return None
@@ -214,7 +218,8 @@ def _parse_side(side: str) -> WrittenNumber | None:
         if power and value >= 10:
             return None  # 54 * 10^2 is a product
         if power or match["exponent"]:
-            value, places = value * Fraction(10) ** int(power or match["exponent"]), None
+            value = value * Fraction(10) ** int(power or match["exponent"])
+            places = None
     return WrittenNumber(-value if signs % 2 else value, places, bool(match["percent"]), None, finished)
 
 

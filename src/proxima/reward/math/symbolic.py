@@ -174,7 +174,8 @@ class Math(PooledReward):
             return [boxed]
         if "\\boxed{" in text or "\\fbox{" in text:
             return []
-        tagged, end = last_tagged(text, "answer"), text[-self.max_chars :]
+        tagged = last_tagged(text, "answer")
+        end = text[-self.max_chars :]
         if words:
             return [words_after_marker(end, choice) if tagged is None else tagged]
         unmarked = find_unmarked_answer(end if tagged is None else tagged[-self.max_chars :], number)

@@ -78,7 +78,8 @@ class LingeringTransport:
     still sends the request, it is left to `BoundedProtocol`: a close would reset it, and the response with it."""
 
     def __init__(self, protocol: BoundedProtocol, transport: asyncio.Transport) -> None:
-        self._protocol, self._transport = protocol, transport
+        self._protocol = protocol
+        self._transport = transport
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -151,8 +152,10 @@ class BoundedServer(uvicorn.Server):
         ending: asyncio.Event | None = None,
         idle_seconds: float | None = None,
     ) -> None:
-        self.read_seconds, self.idle_seconds = read_seconds, idle_seconds or read_seconds
-        self.most, self.ending = min(connections, max(1, raised_file_limit() // 2)), ending or asyncio.Event()
+        self.read_seconds = read_seconds
+        self.idle_seconds = idle_seconds or read_seconds
+        self.most = min(connections, max(1, raised_file_limit() // 2))
+        self.ending = ending or asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 KeepsConnections(app),
@@ -190,11 +193,15 @@ class BoundedServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Close connections that are overdue, or that keep others out; called ten times a second."""
-        now, before, self._since = asyncio.get_running_loop().time(), self._since, {}
+        now = asyncio.get_running_loop().time()
+        before = self._since
+        self._since = {}
         connections: set[Any] = self.server_state.connections
         idle: list[tuple[float, Any]] = []  # since when, of those that are not answered
         for connection in connections:
-            cycle, transport, reads = connection.cycle, connection.transport, not connection.flow.write_paused
+            cycle = connection.cycle
+            transport = connection.transport
+            reads = not connection.flow.write_paused
             answering = cycle is not None and not cycle.response_complete
             waits_for = cycle, answering, reads or transport.get_write_buffer_size()
             known, since = before.get(connection, (None, now))
@@ -246,7 +253,11 @@ class BoundedReader:
         option: str = "--max-body-mb",
     ) -> None:
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
-        self.most, self.seconds, self.spared, self.busy, self.held = most, seconds, spared, busy, 0
+        self.most = most
+        self.seconds = seconds
+        self.spared = spared
+        self.busy = busy
+        self.held = 0
         self.option = f", {option}" if option else ""
 
     def admit(self, request: Request) -> None:
@@ -275,7 +286,8 @@ class BoundedReader:
                     message = await request.receive()
                     if message["type"] == "http.disconnect":
                         raise HTTPException(499, GONE)
-                    part, request.scope[READ] = message.get("body", b""), not message.get("more_body")
+                    part = message.get("body", b"")
+                    request.scope[READ] = not message.get("more_body")
                     if self.held + len(part) > 16 * self.most and len(body) + len(part) > self.spared:
                         raise HTTPException(self.busy, "too many bytes of other requests wait", BUSY)
                     self.held += len(part)

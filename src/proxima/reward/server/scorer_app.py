@@ -52,7 +52,10 @@ class ScorerApp:
         token: str = "",
         hosts: Sequence[str] = (),
     ) -> None:
-        self.reward, self.compute, self.limits, self.token = reward, compute, limits, token.encode()
+        self.reward = reward
+        self.compute = compute
+        self.limits = limits
+        self.token = token.encode()
         self.reader = BoundedReader(hosts, limits.body_mb << 20, limits.read_seconds)
         self.waiting = 0  # requests that wait for their scores
         self.ending = asyncio.Event()  # waiting requests are refused
@@ -62,7 +65,8 @@ class ScorerApp:
 
     async def _answer(self, request: Request) -> Response:
         self._admit(request)
-        path, start = request.url.path, time.monotonic()
+        path = request.url.path
+        start = time.monotonic()
         if path != "/score" or request.method != "POST":
             why = f"{request.method} {path!a:.60} is not served; POST to /score"
             raise HTTPException(405 if path == "/score" else 404, why)
@@ -74,7 +78,8 @@ class ScorerApp:
                 raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
             del body  # while its scores are computed
             scores = await self._score(request, group)
-        seconds, count = time.monotonic() - start, len(scores)
+        seconds = time.monotonic() - start
+        count = len(scores)
         _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")
         return JSONResponse({"scores": scores})
 
@@ -130,12 +135,14 @@ class ScorerApp:
 def slices(group: Group) -> Iterator[Sequence[Completion]]:
     """Split the completions of a group into parts of bounded work."""
     prompt_characters = sum(len(message["content"]) for message in group.prompt.messages)
-    start, size = 0, prompt_characters
+    start = 0
+    size = prompt_characters
     for end, completion in enumerate(group.completions):
         size += len(completion.text)
         if end > start and (size > SLICE_CHARACTERS or end - start == SLICE_COMPLETIONS):
             yield group.completions[start:end]
-            start, size = end, prompt_characters + len(completion.text)
+            start = end
+            size = prompt_characters + len(completion.text)
     if group.completions:
         yield group.completions[start:]
 
@@ -155,7 +162,9 @@ NAMES: dict[Any, str] = {dict: "an object", list: "a list", str: "text"}
 def submitted_group(given: Any, limits: ScorerLimits) -> Group:
     """Parse a request, field by field, guessing nothing; HTTPException names the invalid field."""
     _require(given, SCORE, "")
-    prompt, completions, messages = given.get("prompt"), given["completions"], []
+    prompt = given.get("prompt")
+    completions = given["completions"]
+    messages = []
     if len(completions) > limits.completions:
         limit = f"the limit is {limits.completions:,}, --max-completions"
         raise HTTPException(413, f"{len(completions):,} completions; {limit}")

@@ -56,11 +56,14 @@ class WorkerPool:
         sandbox: Any = None,
         code_servers: Mapping[str, int] = NO_SERVERS,
     ) -> None:
-        self.timeout, self.setup = timeout, tuple(setup)
+        self.timeout = timeout
+        self.setup = tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
         self._server = ForkServer(GRADERS, "reward", options, slow, sandbox)
-        self._workers, self._code_servers, self._code_lock = workers, code_servers, threading.Lock()
+        self._workers = workers
+        self._code_servers = code_servers
+        self._code_lock = threading.Lock()
         self._code: dict[str, CodeServers] = {}
         self._queue = WorkerQueue(self._start_worker, workers)
 

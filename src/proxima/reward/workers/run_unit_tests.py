@@ -287,7 +287,8 @@ def run_unit_tests(
 ) -> dict[str, Any]:
     """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code within `seconds`.
     ValueError if they can't be run with any code."""
-    deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
+    deadline = time.monotonic() + seconds
+    limits = (int(seconds) + 1, memory_mb)
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline, sandbox)
     with running_code(code, setup, limits, sandbox=sandbox) as channel:
@@ -318,7 +319,9 @@ def _in_fork(
         finally:
             os._exit(0)
     os.close(send)
-    data, part, status = b"", b"?", 0
+    data = b""
+    part = b"?"
+    status = 0
     try:
         while part and select.select([receive], [], [], max(0.0, deadline - time.monotonic()))[0]:
             data += (part := os.read(receive, 1 << 16))
@@ -433,7 +436,8 @@ def _run_programs(
     code: str, setup: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float, sandbox: Sandbox
 ) -> dict[str, Any]:
     """Run the code once for each standard input."""
-    passed, timed_out = 0, False
+    passed = 0
+    timed_out = False
     for given, expected in programs:
         left = deadline - time.monotonic()
         ended, output = run_program(code, limits, left, setup=setup, given=given, sandbox=sandbox)

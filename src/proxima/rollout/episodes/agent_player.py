@@ -152,10 +152,13 @@ class AgentEpisodes(EpisodePlayer):
     ) -> None:
         super().__init__(engine, on_episode)
         self.roles = roles
-        self.agents, self.settings = agents, settings
+        self.agents = agents
+        self.settings = settings
         self._starts = StartRate(settings.starts_per_second)
-        self.context, self.tool_format = context, tool_format
-        self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
+        self.context = context
+        self.tool_format = tool_format
+        self._template_for = template_for
+        self._templates = dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
         self._outside = agents if isinstance(agents, ListeningAgents) else None
@@ -206,7 +209,8 @@ class AgentEpisodes(EpisodePlayer):
                 if (
                     self._outside is None and self._endpoint is not None
                 ):  # who comes from outside asks between the steps, too
-                    endpoint, self._endpoint = self._endpoint, None
+                    endpoint = self._endpoint
+                    self._endpoint = None
                     await endpoint.close()
 
     # ---- an episode --------------------------------------------------------------------------------------------------
@@ -229,7 +233,9 @@ class AgentEpisodes(EpisodePlayer):
             return with_seconds(completion, seconds)
 
     async def _attempt(self, episode: AgentEpisode, attempts: int) -> Completion:
-        key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
+        key = secrets.token_urlsafe(24)
+        limit = self.settings.seconds
+        request = episode.request
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
         clock = episode.clock
@@ -341,7 +347,8 @@ class AgentEpisodes(EpisodePlayer):
         Raises:
             ChatRefused: no episode has this key, it has failed or reached a limit, or the engine has failed.
         """
-        episode, player = self._episodes.get(key), self._player(asked.model)
+        episode = self._episodes.get(key)
+        player = self._player(asked.model)
         if episode is None:
             raise unknown_key()
         with episode.clock.answering():
@@ -376,7 +383,8 @@ class AgentEpisodes(EpisodePlayer):
         Raises:
             ChatRefused: no episode has this key, or the chat can't be rendered.
         """
-        episode, player = self._episodes.get(key), self._player(asked.model)
+        episode = self._episodes.get(key)
+        player = self._player(asked.model)
         if episode is None:
             raise unknown_key()
         asked = await self._with_images(asked)
@@ -509,7 +517,8 @@ class AgentEpisodes(EpisodePlayer):
     ) -> ChatAnswer:
         """Add a turn to its conversation, and return it as the agent sees it: by the contract of the API without the
         stop string, and without what the template opened. Calls are read from the whole text."""
-        talk, begun = asked_turn.talk, asked_turn.request.prompt.begun
+        talk = asked_turn.talk
+        begun = asked_turn.request.prompt.begun
         turn = talk.played.add(completion, grammar=talk.grammar)
         talk.numbers.append(completion.turn)
         content = completion.own_text(begun)
@@ -550,7 +559,8 @@ class AgentEpisodes(EpisodePlayer):
     def _branch(self, talk: Talk) -> Talk:
         """Return a conversation whose next turn sees the same tokens."""
         played = talk.played
-        conversation, prompt = played.conversation.branch(), played.initial_prompt
+        conversation = played.conversation.branch()
+        prompt = played.initial_prompt
         if played.turns:
             prompt = replace(prompt, messages=(), tokens=conversation.prompt, shared_prefix=0)
         return Talk(Played(played.request, prompt, None, conversation), talk.tools, talk.player)
@@ -564,14 +574,16 @@ class AgentEpisodes(EpisodePlayer):
                 conversation = copy(talk.played.conversation)
                 await asyncio.to_thread(conversation.observe, observed)
                 talk.played.turns[-1].answers = [TurnAnswer(message) for message in observed]
-                talk.played.conversation, talk.answering = conversation, True
+                talk.played.conversation = conversation
+                talk.answering = True
                 return talk
         talk = await asyncio.to_thread(self._new_talk, episode.request, asked, player)
         episode.talks.append(talk)
         return talk
 
     def _new_talk(self, request: Request, asked: ChatRequest, player: str) -> Talk:
-        template, prompt = self._template(asked.tools), request.prompt
+        template = self._template(asked.tools)
+        prompt = request.prompt
         messages = tuple(self._message(message, asked.tools) for message in asked.messages)
         if asked.tools and not template.supports_tools:
             messages = with_instructions(messages, describe_tools(asked.tools, self.tool_format))

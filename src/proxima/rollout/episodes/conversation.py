@@ -164,7 +164,9 @@ class TurnTemplate:
         each and its text. None if the pieces don't add up to the text, or show an image."""
         if any(token < 0 for token in tokens):
             return None
-        pieces, start, place = [], 0, 0
+        pieces = []
+        start = 0
+        place = 0
         for end in range(1, len(tokens) + 1):
             decoded = self.decode(tokens[start:end], after_text=True)
             if decoded.endswith("\ufffd") and end - start < 4 and end < len(tokens):
@@ -173,7 +175,8 @@ class TurnTemplate:
             if not text.startswith(piece, place):
                 return None
             pieces.append((end - start, piece))
-            start, place = end, place + len(piece)
+            start = end
+            place = place + len(piece)
         return pieces if place == len(text) else None
 
 
@@ -241,12 +244,14 @@ class Conversation:
         *,
         continues: bool = True,
     ) -> None:
-        self._template, self._forks = template, forks
+        self._template = template
+        self._forks = forks
         self._messages = [template.message(message) for message in initial_messages]
         self._begun = ""  # the text of the initial prompt that the first turn continues
         ending: Ending = "prompt"
         if continues and is_begun(initial_messages):
-            self._begun, ending = initial_messages[-1]["content"], "open"
+            self._begun = initial_messages[-1]["content"]
+            ending = "open"
         self._initial_prompt = self._seen = template.render(self._messages, ending=ending)
         if ending == "open":
             self._messages.pop()  # it is part of the first turn
@@ -308,13 +313,15 @@ class Conversation:
         template, (*_, turn) = self._template, self._nodes
         following = [template.message(message) for message in messages]
         length = template.without_end(turn.tokens, self._messages, following)
-        wrote, end = turn.tokens[:length], template.decode(turn.tokens[length:])
+        wrote = turn.tokens[:length]
+        end = template.decode(turn.tokens[length:])
         begun = self._begun if turn.span.turn == 0 else ""
         content = begun + template.decode(wrote, after_text=bool(begun))
         history = [*self._messages, template.message({"role": "assistant", "content": content})]
         chat = template.render([*history, *following])
         turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)
-        seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
+        seen = self._seen + turn.text
+        nodes = [*self._nodes[:-1], turn]
         forks = not chat.startswith(seen)
         if forks:
             if self._forks == "refuse":
@@ -330,7 +337,8 @@ class Conversation:
             seen = chat[:place]
         self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
         self._messages = [*history, *following]
-        self._seen, self.awaits_turn = chat, True
+        self._seen = chat
+        self.awaits_turn = True
         return forks
 
     def paths(self) -> tuple[Path, ...]:
@@ -363,7 +371,9 @@ class Conversation:
     def _carried_over(self, nodes: Sequence[_MessageNode], chat: str) -> list[_MessageNode]:
         """Carry the nodes of a path over to another chat, which begins with the initial prompt: an observation that is
         found again and a turn at its old position keep their tokens; everything between them is re-encoded."""
-        place, carried, changed = len(self._initial_prompt), list[_MessageNode](), list[_MessageNode]()
+        place = len(self._initial_prompt)
+        carried = list[_MessageNode]()
+        changed = list[_MessageNode]()
         for node in nodes:
             start = place if not changed and chat.startswith(node.text, place) else -1
             if start < 0 and node.span.role != "assistant":
@@ -373,12 +383,14 @@ class Conversation:
                 continue
             carried += self._rewritten(changed, chat, place, start)
             carried.append(replace(node, span=replace(node.span, sampled=False)))
-            place, changed = start + len(node.text), []
+            place = start + len(node.text)
+            changed = []
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
 
     def _rewritten(self, nodes: Sequence[_MessageNode], chat: str, start: int, stop: int) -> list[_MessageNode]:
         """Return the nodes that replace `nodes` in a part of a chat; none if both are empty."""
-        before, new = chat[:start], chat[start:stop]
+        before = chat[:start]
+        new = chat[start:stop]
         if not nodes and not new:
             return []
         if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):

@@ -71,7 +71,11 @@ class ChatEndpoint:
         pay: Pay,
         outside: ListeningAgents | None = None,
     ) -> None:
-        self.models, self.knows, self.answer, self.count, self.pay = models, knows, answer, count, pay
+        self.models = models
+        self.knows = knows
+        self.answer = answer
+        self.count = count
+        self.pay = pay
         self._listening = None if outside is None else outside.listening
         self._reader = BoundedReader((), MOST_BYTES, READ_SECONDS, spared=1 << 20, option="")
         self._stored: dict[str, dict[str, tuple[ChatMessage, ...]]] = {}  # by key and id of a response
@@ -190,7 +194,9 @@ def read_reward(body: Any) -> GivenReward:
         raise ChatRefused("the request must be a JSON object with id and reward")
     if unknown := sorted(map(str, body.keys() - {"id", "reward", "index"})):
         raise ChatRefused(f"{unknown[0]!a:.80} is unknown; a reward has id, reward and index")
-    answer, index, reward = body.get("id"), body.get("index", 0), body.get("reward")
+    answer = body.get("id")
+    index = body.get("index", 0)
+    reward = body.get("reward")
     if not isinstance(answer, str):
         raise ChatRefused(f"id={answer!a:.80}: must be the id of an answer, a text")
     if isinstance(index, bool) or not isinstance(index, int) or index < 0:
@@ -208,7 +214,8 @@ async def _sent(events: Iterable[str]) -> AsyncIterator[str]:
 
 async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
     """Await the answer; cancel it if the client disconnects first."""
-    work, gone = asyncio.ensure_future(answer), asyncio.create_task(disconnected(request))
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.create_task(disconnected(request))
     try:
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():

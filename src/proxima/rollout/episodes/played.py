@@ -109,7 +109,8 @@ class Played:
         """Build the request of the next turn. Its `shared` lists the lengths of earlier turns' contexts that its own
         begins with, and of its own context, with which the next one begins; contexts abandoned by a fork are left
         out."""
-        prompt, sampling = self.initial_prompt, self.request.sampling
+        prompt = self.initial_prompt
+        sampling = self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
         self.begun = self.conversation.beginning
@@ -155,12 +156,11 @@ class Played:
             numbers: numbers of the turns in the episode, including that one.
             grammar: that one is sampled under a grammar.
         """
-        conversation, versions = self.conversation, [turn.completion.policy_version for turn in self.turns]
+        conversation = self.conversation
+        versions = [turn.completion.policy_version for turn in self.turns]
         if running is not None and len(running.tokens):
-            conversation, versions = (
-                conversation.with_turn(running.tokens, grammar=grammar),
-                [*versions, running.policy_version],
-            )
+            conversation = conversation.with_turn(running.tokens, grammar=grammar)
+            versions = [*versions, running.policy_version]
         return [
             (
                 InFlight(
@@ -213,8 +213,10 @@ class Played:
         of the turn before them."""
         turns = [turn.completion for turn in self.turns]
         numbers = _sampled_places(path)
-        sampled, places = [turns[number] for number, _, _ in numbers], [place[1:] for place in numbers]
-        first, length = turns[0], len(path.tokens)
+        sampled = [turns[number] for number, _, _ in numbers]
+        places = [place[1:] for place in numbers]
+        first = turns[0]
+        length = len(path.tokens)
         columns: dict[str, Any] = {}
         for column in filled_by("engine"):
             values = [getattr(completion, column.name) for completion in sampled]
@@ -287,7 +289,8 @@ def _versions(versions: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
 
 def _placed_sets(values: Sequence[SamplingMask], places: Sequence[tuple[int, int]], length: int) -> SamplingMask:
     """Build a column with the sets of the values at their places, and empty ones elsewhere."""
-    parts, at = list[SamplingMask](), 0
+    parts = list[SamplingMask]()
+    at = 0
     for sets, (start, end) in zip(values, places, strict=True):
         parts += [_empty_sets(start - at), sets]
         at = end
@@ -378,7 +381,9 @@ class Attempts:
     """
 
     def __init__(self, retries: int) -> None:
-        self.made, self._retries, self._collateral = 1, retries, COLLATERAL
+        self.made = 1
+        self._retries = retries
+        self._collateral = COLLATERAL
 
     def again(self, failure: Exception) -> bool:
         """Count another attempt after this failure; return False if none is allowed."""
@@ -443,7 +448,8 @@ class EpisodePlayer:
     """
 
     def __init__(self, engine: Engine, on_episode: EpisodeCallback | None) -> None:
-        self.engine, self.times = engine, EpisodeTimes(on_episode)
+        self.engine = engine
+        self.times = EpisodeTimes(on_episode)
         self.playing: dict[tuple[int, int], Any] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
@@ -491,7 +497,9 @@ class IdleTime:
     """
 
     def __init__(self, now: Callable[[], float], *causes: str) -> None:
-        self.now, self._sum, self._causes = now, 0.0, set(causes)
+        self.now = now
+        self._sum = 0.0
+        self._causes = set(causes)
         self._since: float | None = None
 
     def update(self, cause: str, holds: bool) -> None:

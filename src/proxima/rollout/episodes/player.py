@@ -93,7 +93,9 @@ class Episodes(EpisodePlayer):
         on_episode: EpisodeCallback | None = None,
     ) -> None:
         super().__init__(engine, on_episode)
-        self.hosts, self.uses, self.rules = hosts, uses, rules
+        self.hosts = hosts
+        self.uses = uses
+        self.rules = rules
         self.adding = asyncio.Lock()  # images of environments
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
@@ -132,7 +134,10 @@ class GroupTable:
     """
 
     def __init__(self, player: Episodes, requests: Sequence[Request], deliver: Deliver) -> None:
-        self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
+        self.player = player
+        self.rules = player.rules
+        self.requests = requests
+        self.deliver = deliver
         self.use = player.uses(())
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances not yet ended
@@ -178,7 +183,8 @@ class GroupTable:
                 self.start(self._play, request, each, None)
         if not played:
             return
-        first, asked = [each.next_request(self.room(each)) for each in played.values()], self.clock()
+        first = [each.next_request(self.room(each)) for each in played.values()]
+        asked = self.clock()
         async with aclosing(sampled_turns(self.player.engine, first, self.player.times)) as stream:
             async for completion in stream:
                 each = played.pop(completion.sample)
@@ -203,7 +209,8 @@ class GroupTable:
             begun = await self._begin(request)
 
     def _ended(self, request: Request, completion: Completion) -> None:
-        uid, sample = request.prompt.uid, request.sample
+        uid = request.prompt.uid
+        sample = request.sample
         turns = self.turns[sample]
         queues = self.queues[sample]
         self.player.times.ended(EpisodeLife(uid, sample, self.began, self.clock(), turns, queues))
@@ -253,7 +260,8 @@ class GroupTable:
         self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation, use: ToolUse
     ) -> Prompt:
         """Return the prompt made of these messages; it must be the same for all episodes."""
-        tokens, context = conversation.prompt, self.rules.context
+        tokens = conversation.prompt
+        context = self.rules.context
         if len(tokens) >= context:
             raise GivenUp(f"its initial prompt has {len(tokens)} tokens, and the context {context} (model.max_length)")
         if self.initial_prompt is None:
@@ -271,7 +279,8 @@ class GroupTable:
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     async def _to_end(self, played: Played, first: Completion | None, attempts: int) -> Completion:
-        completion, over = first, False
+        completion = first
+        over = False
         cut: Cut = ""
         while not over:
             completion = completion or await self._turn(played.next_request(self.room(played)))
@@ -337,8 +346,11 @@ class GroupTable:
         Raises:
             EnvironmentFailure: the call failed, or the episode takes too long.
         """
-        instance, sample = played.instance, played.request.sample
-        before, limit, began = instance.seconds, self.rules.settings.seconds, self.clock()
+        instance = played.instance
+        sample = played.request.sample
+        before = instance.seconds
+        limit = self.rules.settings.seconds
+        began = self.clock()
         try:
             result = await call
         except EnvironmentFailure as failure:
@@ -351,7 +363,8 @@ class GroupTable:
 
     def _charge(self, sample: int, began: float, own: float) -> None:
         """Count a call that has ended now: so many seconds in the environment, after a wait for its worker."""
-        times, waited = self.player.times, max(0.0, self.clock() - began - own)
+        times = self.player.times
+        waited = max(0.0, self.clock() - began - own)
         self.own[sample] += own
         self.queues[sample].append((began, began + waited))
         times.environment += own

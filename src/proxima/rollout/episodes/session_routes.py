@@ -66,7 +66,9 @@ class _SessionApi:
 
     async def open(self, request: Request) -> Response:
         body = await self._read(request, {"row", "group", "wait"})
-        row, name, wait = body.get("row"), body.get("group"), body.get("wait", USUAL_WAIT)
+        row = body.get("row")
+        name = body.get("group")
+        wait = body.get("wait", USUAL_WAIT)
         whole = isinstance(row, int) and not isinstance(row, bool)
         if not (row is None or whole or (isinstance(row, dict) and row)):
             raise ChatRefused("row: must be the number of a row of this run, or an object of columns that it has")
@@ -90,7 +92,8 @@ class _SessionApi:
 
     async def close(self, request: Request) -> Response:
         body = await self._read(request, {"reward", "parts"})
-        reward, parts = body.get("reward"), body.get("parts") or {}
+        reward = body.get("reward")
+        parts = body.get("parts") or {}
         if reward is not None:
             reward = checked_reward(reward, "reward")
         if not isinstance(parts, dict) or len(parts) > MOST_PARTS:

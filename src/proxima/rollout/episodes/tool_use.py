@@ -41,7 +41,9 @@ class ToolUses:
     """
 
     def __init__(self, tokenizer: Tokenizer, arguments: Mapping[str, Any], named: ToolFormat | str) -> None:
-        self._tokenizer, self._arguments, self._named = tokenizer, arguments, named
+        self._tokenizer = tokenizer
+        self._arguments = arguments
+        self._named = named
         self._of = lru_cache(maxsize=KEPT)(self._made)
 
     @property

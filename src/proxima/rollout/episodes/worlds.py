@@ -104,8 +104,10 @@ class AgentWorld:
     """
 
     def __init__(self, play: Play, model: UnloadedModel, agents: Agents, roles: Sequence[str]) -> None:
-        self.play, self.model = play, model
-        self.agents, self.roles = agents, roles
+        self.play = play
+        self.model = model
+        self.agents = agents
+        self.roles = roles
         named = play.settings.tool_format
         self.tool_format = format_of(model.tokenizer, play.arguments) if named == "auto" else named
 
@@ -177,7 +179,8 @@ def make_worlds(
     try:
         for path, task in tasks.items():
             with within(path):
-                spec, of_task = _spec(task), play.of_task(path)
+                spec = _spec(task)
+                of_task = play.of_task(path)
                 if isinstance(task, PlayedTask):
                     task.prepare()
                 if (cls := agent_class(spec.kind)) is not None:

@@ -161,7 +161,8 @@ class Examination:
 
     def run(self) -> Diagnosis:
         """Everything, one engine after another."""
-        spec, bench = self.config.engine, self.bench
+        spec = self.config.engine
+        bench = self.bench
         self.report("the recipe's engine")
         with bench.running(spec) as engine:
             first = bench.read(engine)
@@ -233,7 +234,8 @@ class Examination:
     def _trainers(self, own: Reading, ratios: Ratios) -> Iterator[SettingRow]:
         """The trainer in another precision, and with weights as an engine may have rounded them."""
         self.report("the trainer in other precisions")
-        bench, policy = self.bench, self.bench.view.policy
+        bench = self.bench
+        policy = self.bench.view.policy
         present = policy.compute_dtype
         other = torch.float32 if present == torch.bfloat16 else torch.bfloat16
         name = f"compute dtype: {_name(other)}"
@@ -284,7 +286,9 @@ def _row(
 ) -> SettingRow:
     """The row of a setting of which there are ρ; `own` are those of the recipe's engine."""
     whole = {"scored": own.scored, "sampled": own.sampled}
-    changed, reduced, overalls = ratios.ways, list[Interval](), list[Interval]()
+    changed = ratios.ways
+    reduced = list[Interval]()
+    overalls = list[Interval]()
     for way, before in own.ways.items():
         if way in changed:
             reduced.append(interval(before - changed[way]))

@@ -50,7 +50,8 @@ class Promise:
 
 def draws(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Promise]:
     """The tokens are drawn from the stated distribution; see `surplus`."""
-    name, sampling = "sampling: the stated distribution", bench.requests[0].sampling
+    name = "sampling: the stated distribution"
+    sampling = bench.requests[0].sampling
     stated = [bench.view.stated(answer, sampling) for answer in reading.answers]
     if not any(each.variance.any() for each in stated):
         yield Promise(name=name, broken=None, says="it leaves one token at each position")
@@ -90,7 +91,8 @@ def surplus(answers: Sequence[Stated]) -> Interval:
 
 def reports(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Promise]:
     """The reported log-probs are those of the stated distribution, and not of another that servers report."""
-    name, sampling = "log-probs: of the stated distribution", bench.requests[0].sampling
+    name = "log-probs: of the stated distribution"
+    sampling = bench.requests[0].sampling
     if sampling.temperature == 1 and not sampling.truncates:
         yield Promise(name=name, broken=None, says="at temperature 1, without truncation, all of them are one")
         return

@@ -114,7 +114,8 @@ def make_stack(
 
 def make_objective(config: RunConfig, value: ValueObjective | None = None) -> PolicyObjective | PreferenceObjective:
     """The objective of a config; `value` is that of a value head."""
-    algorithm, mismatch = config.algorithm, config.algorithm.mismatch
+    algorithm = config.algorithm
+    mismatch = config.algorithm.mismatch
     if algorithm.preference is not None:
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
@@ -282,7 +283,8 @@ def make_stages(
         stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
-    algorithm, distillation = config.algorithm, config.algorithm.distillation
+    algorithm = config.algorithm
+    distillation = config.algorithm.distillation
     if algorithm.needs_reference and algorithm.reference_engine is not None:
         stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
     elif algorithm.needs_reference and source.lora is not None:
@@ -328,7 +330,8 @@ def make_engine_stage(
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.
     """
-    model, path = choice.needs.model, choice.path
+    model = choice.needs.model
+    path = choice.path
     model_source = replace(source, path=model.path, revision=model.revision, lora=None, sharding=None)
     with renamed("model.path", TEACHER_PATH if path == TEACHER else "model.path"):
         engine, _ = choice.build(model_source.load, compute=compute, log=log, seed=source.seed)

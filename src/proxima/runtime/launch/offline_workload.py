@@ -36,11 +36,13 @@ class OfflineWorkload:
 
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         set_compute_threads(config.runtime.threads)
-        self.config, self.family = config, family
+        self.config = config
+        self.family = family
         self.chosen: list[Outcome] = []
         run = Path(config.folder) if config.folder else None
         model = config.model.unloaded([config.task, config.eval.task], run)
-        self.context, self.images = model.context, model.images
+        self.context = model.context
+        self.images = model.images
         source = replace(config.model.source(config.seed, config.placement), images=model.images)
         self.method: OfflineMethod[Any] = class_at(family.method)(config, source, model.tokenizer, model.context)
         self.method.check()

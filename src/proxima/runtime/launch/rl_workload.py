@@ -56,13 +56,15 @@ class RlWorkload:
     """The `Workload` of RL. `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
     def __init__(self, config: RunConfig) -> None:
-        self.config, self.steps = config, config.train.steps
+        self.config = config
+        self.steps = config.train.steps
         self.chosen: list[Outcome] = []
         self.data = load_run_data(config)
         self.chosen += self.data.chosen
         source = config.model.source(config.seed, config.placement)
         self.model = replace(source, images=self.data.images, lends_memory=lends_memory(config))
-        self.notes, self.images = self.data.notes, self.data.images
+        self.notes = self.data.notes
+        self.images = self.data.images
         self._make_learner = partial(make_learner, config, self.model, engines=self.data.engines)
         self.checkpoint: Checkpoint | None = None  # that the run resumes from
         self.pending = Pending()  # the groups and prompts that the collector held for later steps
@@ -128,11 +130,13 @@ class RlWorkload:
         learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: learner.stages}
         if (critic := learner.critic) is not None:
-            stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, [critic.stage]
+            stacks[critic.stack.name] = critic.stack
+            stages[critic.stack.name] = [critic.stage]
         return RankModels(stacks=stacks, stages=stages)
 
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
-        config, train = self.config, self.config.train
+        config = self.config
+        train = self.config.train
         size = train.completions_per_prompt
         prompts, kept = prompts_and_kept(train.prompts_per_step, size, config.algorithm.selection)
         step = group_arithmetic(prompts, size, kept, prompts_at_once(prompts, config.algorithm.dynamic_sampling))
@@ -191,7 +195,8 @@ def make_generator(
     make = partial(make_rewards, config, compute=services.compute, folder=store.folder.path)
     rewards = rewards_by_source(data.sources, config.reward, make)
     services.opened.callback(rewards.close)
-    log, on_played = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    log = store.folder.path / ENVIRONMENTS_LOG
+    on_played = store.activity.played
     player = player_by_source(
         data.sources, executor, lambda path: data.worlds[path].player(executor, log, on_played), on_played
     )
@@ -233,7 +238,8 @@ def make_collector(
 ) -> BatchCollector | AsyncCollector:
     """Build the collector that fills the batches of a run that generates, by default between the updates, or
     asynchronously. It continues after `finished` steps with the `pending` groups of a checkpoint."""
-    runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
+    runtime = config.runtime
+    dynamic = config.algorithm.dynamic_sampling
     refill = None
     if dynamic is not None:
         refill = Refill(sampling=dynamic, reject=reject, max_unscored=config.max_unscored_steps)
@@ -274,8 +280,10 @@ def make_evaluations(
     sets = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
     if training is None or "" not in sets:
         return evaluations
-    store, progress = services.store, services.observer.progress
-    log, on_played = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    store = services.store
+    progress = services.observer.progress
+    log = store.folder.path / ENVIRONMENTS_LOG
+    on_played = store.activity.played
     for name, held_out in sets.items():
         rewards = training.rewards
         if held_out.rewards or any(source.reward for source in (*held_out.sources, *data.sources)):
@@ -295,7 +303,8 @@ def make_next_policy(
     Raises:
         FieldError: the engine can't report completions in flight, or can't score.
     """
-    engine, by_engine = generator.engine, algorithm.next_from == "engine"
+    engine = generator.engine
+    by_engine = algorithm.next_from == "engine"
     assert isinstance(engine, Executor)
     if not engine.capabilities.in_flight:
         remedy = "use local or local_process, or algorithm.proximal=recompute"

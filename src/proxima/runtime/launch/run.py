@@ -76,7 +76,8 @@ def train(
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
         RunEnded: the run can't continue.
     """
-    observer, clock = observer or Observer(), clock or Clock()
+    observer = observer or Observer()
+    clock = clock or Clock()
     with ranks_of(config) as ranks, without_progress_bars(), ExitStack() as opened:
         if ranks.rank > 0:
             return follow(partial(start_rank, config, partial(_workload, observer=observer), ranks), ranks)
@@ -105,7 +106,8 @@ def train(
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
-            gone, failure = folder.is_gone, None if ranks.monitor is None else ranks.monitor.cause(error)
+            gone = folder.is_gone
+            failure = None if ranks.monitor is None else ranks.monitor.cause(error)
             if isinstance(error, UserError) or (failure is not None and failure.refused):
                 folder.discard()
             if not gone:
@@ -133,7 +135,8 @@ async def _run(
     observer: Observer,
     clock: Clock,
 ) -> Summary:
-    config, disk = work.config, Disk(folder.path, observer.warning)
+    config = work.config
+    disk = Disk(folder.path, observer.warning)
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
     with cancelled_with(ranks, folder.log, observer.warning):
         if resuming:
@@ -269,7 +272,8 @@ def cancelled_with(ranks: Ranks, log: Path, warn: Callable[[str], None]) -> Iter
     if ranks.monitor is None:
         yield
         return
-    in_loop, task = asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task()
+    in_loop = asyncio.get_running_loop().call_soon_threadsafe
+    task = asyncio.current_task()
     assert task is not None
     with ranks.monitor.attached(log, lambda text: in_loop(warn, text), lambda: in_loop(task.cancel)):
         try:

@@ -283,7 +283,8 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
         FieldError: its tokens differ from the student's, or it reads fewer tokens than prompt and completion may
             have together.
     """
-    path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
+    path = distillation.path
+    remedy = "use a teacher of the student's family: they are compared token by token"
     with within("algorithm.distillation"):
         teacher = read_auxiliary_model(student, path, None, "path", remedy)
         families = student.config.model_type, teacher.config.model_type
@@ -296,7 +297,8 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
         remedy = f"set model.max_length={teacher.context}"
         fits = teacher.context >= student.context or not is_first()  # others don't know what the servers take
         require(fits, "path", path, bound, remedy=remedy)
-        top_k, size = distillation.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
+        top_k = distillation.divergence.top_k
+        size = min(student.vocabulary, teacher.vocabulary)
         require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
     return replace(teacher, context=student.context)
 
@@ -310,7 +312,8 @@ def _within_servers(config: RunConfig, model: UnloadedModel) -> tuple[UnloadedMo
     """
     if config.model.max_length is not None or not is_first():
         return model, []
-    algorithm, needs = config.algorithm, rollout_needs(config, model)
+    algorithm = config.algorithm
+    needs = rollout_needs(config, model)
     distillation = algorithm.distillation
     specs: dict[str, Any] = {
         "engine": placed_engine(config.engine) if needs.samplings and not starts_later(config.placement) else None,
@@ -330,8 +333,10 @@ def engine_choices(
 ) -> dict[str, EngineSelection]:
     """The engines of the rollouts, the reference and the teacher, if the run has them, each with what it must
     meet, by their paths in the config; `model` is the policy. No engine is queried yet."""
-    algorithm, temperature = config.algorithm, config.sampling.temperature
-    rollouts, choices = rollout_needs(config, model), list[EngineSelection]()
+    algorithm = config.algorithm
+    temperature = config.sampling.temperature
+    rollouts = rollout_needs(config, model)
+    choices = list[EngineSelection]()
     if rollouts.samplings:
         choices.append(EngineSelection(spec=placed_engine(config.engine), needs=rollouts))
     if (reference := algorithm.reference_engine) is not None and algorithm.needs_reference:
@@ -346,7 +351,9 @@ def engine_choices(
 
 def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements:
     """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
-    algorithm, placement, replayed = config.algorithm, config.placement, config.replayed is not None
+    algorithm = config.algorithm
+    placement = config.placement
+    replayed = config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
     held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []

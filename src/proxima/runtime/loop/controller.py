@@ -59,11 +59,16 @@ class Controller(TrainingLoop):
     ) -> None:
         super().__init__(config, config.train.steps, learner.stack, services)
         self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
-        self.collector, self.generator, self.batch_builder = collector, collector.generator, batch_builder
-        self.learner, self.publisher, self.evaluations = learner, publisher, evaluations
+        self.collector = collector
+        self.generator = collector.generator
+        self.batch_builder = batch_builder
+        self.learner = learner
+        self.publisher = publisher
+        self.evaluations = evaluations
         self.review = StepReview(services, learner, config.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
-        self._cursor, self._pending = collector.state(), collector.pending()
+        self._cursor = collector.state()
+        self._pending = collector.pending()
         self._stage_files = learner.files(self._pending)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
@@ -159,7 +164,8 @@ class Controller(TrainingLoop):
         return record
 
     async def evaluate(self, label: str) -> None:
-        step, start = self.journal.step, self.now()
+        step = self.journal.step
+        start = self.now()
         if not self.evaluations or self.journal.was_evaluated(step):
             return
         figures: dict[str, Any] = {}
@@ -212,9 +218,11 @@ class Controller(TrainingLoop):
         self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        stage, scoring = self.collector.stage, collected.scoring_seconds
+        stage = self.collector.stage
+        scoring = collected.scoring_seconds
         times = {**self.times, stage: self.times[stage] - scoring, "score": scoring}
-        generating, training = times.get("generate", 0.0), times["train"]
+        generating = times.get("generate", 0.0)
+        training = times["train"]
         rollout = rollout_metrics(collected.generated, batch)
         rollout |= metrics_by_source(sources_of(self.config.task), collected.generated, batch)
         return {

@@ -51,14 +51,18 @@ class OfflineData:
     """
 
     def __init__(self, config: OfflineConfig, method: OfflineMethod[Any], observer: Observer) -> None:
-        self.config, self.method, self.observer, self.notes = config, method, observer, list[str]()
+        self.config = config
+        self.method = method
+        self.observer = observer
+        self.notes = list[str]()
         tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
         opened = open_tasks(tasks, config.seed, may_skip=True)
         self.notes += overlap_notes(tasks, opened, limits_of(config))
         self.rows: dict[str, Rows] = {f"{name}: its rows": rows for name, rows in opened.items()}
         rows = opened["task"]
         self.items = method.joined(self._items(rows, len(rows), "task"))
-        self.held_out, self.samples = list[Any](), list[Row]()
+        self.held_out = list[Any]()
+        self.samples = list[Row]()
         if config.eval.task is not None:
             questions = opened["eval.task"]
             count = min(config.eval.limit or len(questions), len(questions))
@@ -67,7 +71,8 @@ class OfflineData:
                 with suppress(EmptyPromptError):
                     self.samples.append(questions[number])
         self.cursor = Cursor(len(self.items), config.seed, config.data.shuffle)
-        self.examples, self.whole_epochs = config.train.examples_per_step, not config.train.steps
+        self.examples = config.train.examples_per_step
+        self.whole_epochs = not config.train.steps
 
     def drawn(self, steps: int) -> list[int]:
         """The indices of the items that a run of `steps` steps uses, in ascending order."""
@@ -82,7 +87,8 @@ class OfflineData:
 
     def _items(self, rows: Rows, count: int, name: str) -> list[Any]:
         """The items of the first `count` rows; adds a note about skipped rows."""
-        items, skipped = list[Any](), Skipped()
+        items = list[Any]()
+        skipped = Skipped()
         for number in range(count):
             self.observer.progress("tokenize", number, count, "rows")
             try:
@@ -128,7 +134,9 @@ class HeldOutSamples:
     def __init__(
         self, prompts: Sequence[Prompt], stack: TrainStack, compute: ComputeThread, *, max_tokens: int, max_length: int
     ) -> None:
-        self.prompts, self.stack, self.compute = prompts, stack, compute
+        self.prompts = prompts
+        self.stack = stack
+        self.compute = compute
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         weights = compute.call(stack.gathered, stack.model.device)
         setup = replace(EngineSetup.of(weights, max_length), compute=compute)
@@ -166,7 +174,9 @@ class OfflineLoop(TrainingLoop):
         services: RunServices,
     ) -> None:
         super().__init__(config, config.train.steps_of(len(data.items)), stack, services)
-        self.method, self.data, self.samples = method, data, samples
+        self.method = method
+        self.data = data
+        self.samples = samples
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 
     async def train(self) -> None:
@@ -215,7 +225,8 @@ class OfflineLoop(TrainingLoop):
         self.step_complete = True
 
     async def evaluate(self, label: str) -> None:
-        step, start = self.journal.step, self.now()
+        step = self.journal.step
+        start = self.now()
         if not self.data.held_out or self.journal.was_evaluated(step):
             return
         groups = list[Group]()

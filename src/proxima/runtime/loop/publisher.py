@@ -54,8 +54,11 @@ class Publisher:
     def __init__(
         self, generator: GroupGenerator | None, learner: Learner, services: RunServices, turns: DeviceTurns
     ) -> None:
-        self.generator, self.learner, self.turns = generator, learner, turns
-        self.activity, self.observer = services.store.activity, services.observer
+        self.generator = generator
+        self.learner = learner
+        self.turns = turns
+        self.activity = services.store.activity
+        self.observer = services.observer
         self.reports = EngineReports(services.store.folder.engine_log.name)
         self.failure: RunEnded | None = None
 
@@ -93,7 +96,8 @@ class Publisher:
         stages = engine.capabilities.stages and not self.turns.shared
         if not stages:
             await engine.pause()
-        weights, stack = await self.learner.compute.run(self._weights), self.learner.stack
+        weights = await self.learner.compute.run(self._weights)
+        stack = self.learner.stack
         changes = stack.changes
         update = WeightUpdate(version=version, module=weights.model, holds=lambda: stack.changes == changes)
         if stages:
@@ -142,7 +146,9 @@ class SharedDevices(DeviceTurns):
     shared = True
 
     def __init__(self, engine: Engine, stack: TrainStack, compute: ComputeThread) -> None:
-        self.engine, self.stack, self.compute = engine, stack, compute
+        self.engine = engine
+        self.stack = stack
+        self.compute = compute
         self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
         self.asleep = False
 
@@ -191,13 +197,15 @@ class EngineReports:
             return {}
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
         notes = list(detail.get("notes") or ())
-        new, self._noted = notes[self._noted :], len(notes)
+        new = notes[self._noted :]
+        self._noted = len(notes)
         return {"version": version, "notes": new, **self.metrics}
 
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about events since the last call, even those that cost only time."""
         detail = health.detail
-        warnings, events = list[str](), detail.get("events") or ()
+        warnings = list[str]()
+        events = detail.get("events") or ()
         exits = int(detail.get("exits", 0))
         if (more := exits - self._exits) > 0:
             times = "once" if more == 1 else f"{more} times"

@@ -36,9 +36,13 @@ class StepReview:
     def __init__(
         self, services: RunServices, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
     ) -> None:
-        self.store, self.observer, self.limit = services.store, services.observer, max_unscored_steps
-        self.learner, self.guard = learner, learner.guard
-        self.selection, self._score_error = selection, ""
+        self.store = services.store
+        self.observer = services.observer
+        self.limit = max_unscored_steps
+        self.learner = learner
+        self.guard = learner.guard
+        self.selection = selection
+        self._score_error = ""
         self.exhausted = ""  # why the last step had no update, with a remedy; empty if it had one
         self._accuracy_missing = False  # and warned of
         self._grammar_noted = False
@@ -53,7 +57,8 @@ class StepReview:
             self.observer.warning(f"step {step}: {note}")
         if invalid:
             self._score_error = score_errors(collected.generated)
-            lead, end = f"{invalid} of {record['completions']} completions have no score", ""
+            lead = f"{invalid} of {record['completions']} completions have no score"
+            end = ""
             if invalid == record["completions"]:
                 lead = f"step {step}: no completion has a score"
                 if self.limit:
@@ -94,7 +99,8 @@ class StepReview:
             RunEnded: the last steps have no score: a reward that always fails would let the run use up its questions;
                 or `algorithm.mismatch.on_mismatch` is `stop`, and engine and trainer differ too much.
         """
-        step, journal = record["step"], self.store.journal
+        step = record["step"]
+        journal = self.store.journal
         records = [*islice(journal.history(), self.limit)] if 0 < self.limit <= step else []
         if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
             raise RunEnded(
@@ -147,7 +153,8 @@ def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]
     if not differing:
         return ""
     place, spec = specs[0]
-    field, differ = f"algorithm.selection.{place}.metric", f"the rewards differ in {differing} of {len(uniform)}"
+    field = f"algorithm.selection.{place}.metric"
+    differ = f"the rewards differ in {differing} of {len(uniform)}"
     return (
         f"These groups are uniform in {spec.metric} ({field}), but {differ}. "
         f"To train on those, set {field}=reward in another run, or resume with it and --accept-changes"

@@ -105,7 +105,8 @@ class RunEnded(Exception):
 
     def __init__(self, message: str, *, reported: bool = False, resumable: bool = True) -> None:
         super().__init__(message)
-        self.reported, self.resumable = reported, resumable
+        self.reported = reported
+        self.resumable = resumable
 
 
 class NothingTrained(RunEnded):
@@ -142,11 +143,19 @@ class TrainingLoop:
 
     def __init__(self, config: RunConfig | OfflineConfig, steps: int, stack: TrainStack, services: RunServices) -> None:
         store = services.store
-        self.config, self.steps, self.stack, self.compute = config, steps, stack, services.compute
+        self.config = config
+        self.steps = steps
+        self.stack = stack
+        self.compute = services.compute
         self.planned_memory = services.planned_memory
-        self.store, self.journal, self.folder = store, store.journal, store.folder
-        self.observer, self.activity, self.disk = services.observer, store.activity, store.disk
-        self.clock, self._stop = store.activity.clock, store.disk.stop
+        self.store = store
+        self.journal = store.journal
+        self.folder = store.folder
+        self.observer = services.observer
+        self.activity = store.activity
+        self.disk = store.disk
+        self.clock = store.activity.clock
+        self._stop = store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
         self._core_share, self._waited = CoreShare(), 0.0  # seconds of the last step
         self.step_complete = True  # the weights are those after the last step of the journal
@@ -322,7 +331,8 @@ class TrainingLoop:
     def diverged(self, error: NotFiniteError) -> str:
         """Describe the step that could not be finished, and what to do. A plain resume is not suggested, because it
         would compute the same step again."""
-        done, saved = self.journal.step, [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
+        done = self.journal.step
+        saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
         lower = "a lower train.optimizer.lr or train.max_grad_norm"
         if not saved:
             remedy = f"there is no checkpoint to resume from. Training diverges: start another run with {lower}"

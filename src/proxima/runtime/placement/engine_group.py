@@ -54,7 +54,8 @@ class EnginePlan:
             remote: True if clients are on other nodes too.
             port: that it listens at; 0: a free one.
         """
-        serve, log = replace(self.arguments["serve"], port=port), self.arguments["log"]
+        serve = replace(self.arguments["serve"], port=port)
+        log = self.arguments["log"]
         if remote:
             serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
         log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
@@ -131,7 +132,9 @@ class EngineGroup:
     def __init__(self, spec: RayPlacement, plan: EnginePlan) -> None:
         import ray
 
-        self.spec, self.plan, self.key = spec, plan, secrets.token_urlsafe(24)
+        self.spec = spec
+        self.plan = plan
+        self.key = secrets.token_urlsafe(24)
         self.remote = sum(node["Alive"] for node in ray.nodes()) > 1 or spec.max_engines > spec.engines
         gpus = spec.gpus_of_server
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
@@ -173,7 +176,8 @@ class EngineGroup:
             UserError: a server did not start in time.
         """
         self._await_all(deaths=math.inf, seconds=self.spec.start_timeout)
-        ranks, gpus = self.spec.ranks // self.spec.engines, int(self.spec.gpus_per_rank)
+        ranks = self.spec.ranks // self.spec.engines
+        gpus = int(self.spec.gpus_per_rank)
         places = [engine.place for engine in self.engines if engine.place is not None]
         return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
 
@@ -197,7 +201,8 @@ class EngineGroup:
                 self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
-            engine.place, engine.address = reached, (reached.address, reached.port)
+            engine.place = reached
+            engine.address = (reached.address, reached.port)
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
             self._write()
 
@@ -206,7 +211,8 @@ class EngineGroup:
         engine.host = engine.reports = engine.place = None
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
-        engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
+        engine.again_at = time.monotonic() + seconds
+        self.last_loss = f"engine {engine.number} died: {reason}"
         say(f"{self.last_loss}; restarting in {seconds:.0f} s")
 
     def _write(self) -> None:

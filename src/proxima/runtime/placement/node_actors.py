@@ -79,7 +79,8 @@ class RankHost:
             cwd=folder if os.path.isdir(folder) else None,
         )
         LineChannel(child.channel).send({"function": function, "arguments": dict(arguments)})
-        rest, raylet = {1: b"", 2: b""}, os.getppid()
+        rest = {1: b"", 2: b""}
+        raylet = os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, child.process.stdout), (2, child.process.stderr)):
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]

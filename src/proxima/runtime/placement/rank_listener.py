@@ -36,13 +36,18 @@ class RankListener:
         admit: Callable[[socket.socket], object],
         warn: Callable[[str], object],
     ) -> None:
-        self.token, self._selector, self._admit, self._warn = secrets.token_hex(16), selector, admit, warn
+        self.token = secrets.token_hex(16)
+        self._selector = selector
+        self._admit = admit
+        self._warn = warn
         self._socket = listening_socket(host)
         self._socket.setblocking(False)  # a connection may be gone when it is accepted
         self.port = int(self._socket.getsockname()[1])
         # since when, and what they have sent; oldest first
         self.strangers: dict[socket.socket, tuple[float, bytes]] = {}
-        self._resumes_at, self._warned, self._accepting = 0.0, False, False
+        self._resumes_at = 0.0
+        self._warned = False
+        self._accepting = False
         self.tend(time.monotonic())
 
     def tend(self, now: float) -> None:

@@ -43,7 +43,8 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.connection.settimeout(SEND_SECONDS)
-        self._rest, self._sending = bytearray(), threading.Lock()
+        self._rest = bytearray()
+        self._sending = threading.Lock()
 
     def send(self, **message: Any) -> None:
         """Send a message, if the other side is still connected; from any thread."""
@@ -170,10 +171,12 @@ class Lifeline:
     def __init__(
         self, address: tuple[str, int], token: str, ranks: ProcessRanks, facts: Mapping[str, Any], timeout: float
     ) -> None:
-        self.ranks, self.timeout = ranks, timeout
+        self.ranks = ranks
+        self.timeout = timeout
         connection = socket.create_connection(address, timeout=30)
         connection.sendall(token.encode())
-        self._over, self.channel = threading.Event(), Channel(connection)
+        self._over = threading.Event()
+        self.channel = Channel(connection)
         self.channel.send(hello=ranks.rank, host=socket.gethostname(), facts=dict(facts))
         self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
         self._thread.start()
@@ -196,12 +199,14 @@ class Lifeline:
 
     def _run(self) -> None:
         """Send signs of life, which rank 0 answers; when rank 0 is gone, exit, unless this rank is done."""
-        heard, warned = time.monotonic(), False
+        heard = time.monotonic()
+        warned = False
         while not self._over.wait(BEAT_SECONDS):
             self.channel.send(beat=self.ranks.status.beat())
             answers = self.channel.receive()
             if answers:
-                heard, warned = time.monotonic(), False
+                heard = time.monotonic()
+                warned = False
             silent = time.monotonic() - heard
             if answers is None or silent > self.timeout:
                 break
@@ -216,7 +221,8 @@ class ForwardedLines(TextIOBase):
     """A stream whose lines go to rank 0, which writes them to the log."""
 
     def __init__(self, lifeline: Lifeline) -> None:
-        self._lifeline, self._rest = lifeline, ""
+        self._lifeline = lifeline
+        self._rest = ""
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")

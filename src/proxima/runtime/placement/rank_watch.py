@@ -66,7 +66,9 @@ class RankWatch:
     """
 
     def __init__(self, ranks: ProcessRanks, timeout: float, host: str = "") -> None:
-        self.ranks, self.timeout, self.silent = ranks, timeout, silent_seconds(timeout)
+        self.ranks = ranks
+        self.timeout = timeout
+        self.silent = silent_seconds(timeout)
         self.lines = FoldedLines()
         self.peers: dict[int, HeardRank] = {}
         self.failure: RankFailure | None = None
@@ -80,7 +82,8 @@ class RankWatch:
         self._warn_after = self.silent
         self._selector = selectors.DefaultSelector()
         self._listener = RankListener(host, self._selector, self._admit, lambda text: self._warn(text))
-        self.port, self.token = self._listener.port, self._listener.token
+        self.port = self._listener.port
+        self.token = self._listener.token
         threading.Thread(target=self._run, name="proxima-ranks", daemon=True).start()
 
     # ---- for the thread that computes --------------------------------------------------------------------------------
@@ -113,7 +116,9 @@ class RankWatch:
                 file.write(f"{text}\n")
 
         before = self._warn, self._cancel
-        self.lines.write, self._warn, self._cancel = write, warn, cancel
+        self.lines.write = write
+        self._warn = warn
+        self._cancel = cancel
         try:
             yield
         finally:

@@ -186,7 +186,8 @@ def reserve(spec: RayPlacement, field: str, bundle: dict[str, float]) -> Any:
     """
     from ray.util.placement_group import placement_group
 
-    count, deadline = getattr(spec, field), time.monotonic() + spec.start_timeout
+    count = getattr(spec, field)
+    deadline = time.monotonic() + spec.start_timeout
     granted = placement_group([bundle] * count, spec.strategy)
     while not _is_granted(granted):
         if time.monotonic() > deadline:
@@ -272,7 +273,8 @@ class ActorPool(WorkerPool):
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self._options, self._starting = options, threading.Lock()
+        self._options = options
+        self._starting = threading.Lock()
         self._alive = list[_ActorWorker]()
 
     def check(self) -> None:

@@ -175,7 +175,10 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
     import ray
 
     reports: dict[Any, int] = {report: rank for rank, report in enumerate(group.reports)}
-    others, ends, last, passed_on = FoldedLines(say), list[RankEnd](), [""] * len(reports), 0
+    others = FoldedLines(say)
+    ends = list[RankEnd]()
+    last = [""] * len(reports)
+    passed_on = 0
     deadline = math.inf
     while reports and time.monotonic() < deadline:
         ready, _ = ray.wait(list(reports), num_returns=1, timeout=POLL_SECONDS)

@@ -59,7 +59,8 @@ def ranks_of(config: RunConfig | OfflineConfig) -> AbstractContextManager[Ranks]
 @contextmanager
 def met_ranks(config: RunConfig | OfflineConfig) -> Iterator[Ranks]:
     """`ranks_of` where models are sharded."""
-    placement, facts = config.placement, rank_facts(config)
+    placement = config.placement
+    facts = rank_facts(config)
     per_share = placement.tensor_parallel * placement.context_parallel
     ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ranks_per_share=per_share)
     store = _store(_patience(placement))

@@ -36,7 +36,8 @@ def refusals(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> lis
     if any(path == "algorithm.surrogate.kind" for path, *_ in loss):
         errors = [_other_algorithm(journal, loss)]
     else:
-        errors, other = [], [*differing]
+        errors = []
+        other = [*differing]
     errors += [_refusal(journal, *field) for field in other]
     for error, following in pairwise(errors):
         if error.remedy == following.remedy:  # said once, by the last of them

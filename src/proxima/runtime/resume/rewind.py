@@ -78,7 +78,8 @@ def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) 
 
 def _restore_steps(journal: RestoredJournal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
     """If the journal ends before the checkpoint, restore the steps between from metrics.jsonl."""
-    first, last = journal.step + 1, checkpoint.step
+    first = journal.step + 1
+    last = checkpoint.step
     records = {r["step"]: r for r in folder.read_metrics() if r["kind"] == "train"}
     if lost := [step for step in range(first, last + 1) if step not in records]:
         raise UserError(

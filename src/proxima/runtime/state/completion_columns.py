@@ -29,7 +29,9 @@ def list_of(values: pa.DataType) -> pa.ListType:
 
 
 Described = dict[str, tuple[pa.DataType, str]]  # columns of a file by name, with what their metadata say
-_INT, _FLOAT, _TEXT = pa.int32(), pa.float64(), pa.string()
+_INT = pa.int32()
+_FLOAT = pa.float64()
+_TEXT = pa.string()
 _INTS = list_of(pa.int32())
 _LISTS = {"int32": _INTS, "float32": list_of(pa.float32()), "bool": list_of(pa.bool_())}
 _WITHOUT_DOC = ("prompt_tokens", "tokens", "policy_version")  # in the metadata of files
@@ -133,7 +135,8 @@ FIELDS = {
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
     """The schema of a file with these columns, of which with `nullable` any may be null; `version` is the name and the
     number of its format."""
-    described, fields = OTHERS | NULLABLE | OF_TOKENS, []
+    described = OTHERS | NULLABLE | OF_TOKENS
+    fields = []
     for name in columns:
         kind, doc = described[name]
         may_be_null = nullable or FIELDS[name].nullable

@@ -272,7 +272,8 @@ class FolderLock:
     """
 
     def __init__(self, path: Path, *, shared: bool = False, remedy: str = WAIT) -> None:
-        self.path, self.shared = path, shared
+        self.path = path
+        self.shared = shared
         try:
             self._lock = FileLock(path, shared=shared)
         except BlockingIOError as error:

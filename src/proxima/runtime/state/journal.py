@@ -143,7 +143,8 @@ class Journal:
             prompts: with uids that are new in this run.
             size: rows of the dataset: the epoch is uid // size; 0 leaves it at 0.
         """
-        step, now = self.step, self._clock.wall()
+        step = self.step
+        now = self._clock.wall()
         rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
         insert = "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, 'queued', ?, ?)"
         with self._transaction():
@@ -219,7 +220,8 @@ class Journal:
             verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if verdict != "ok":
                 return [" ".join(str(verdict).split())]
-            now, recorded = self.checksums.now(), self.checksums.read()
+            now = self.checksums.now()
+            recorded = self.checksums.read()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return [" ".join(str(error).split())]
         changed = (name for name, checksum in recorded.items() if now.get(name) != checksum)

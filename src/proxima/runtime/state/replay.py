@@ -47,7 +47,8 @@ class StoredRollouts:
     rows: Sequence[Row] = ()  # prompts come with the groups
 
     def __init__(self, path: Path, steps: int) -> None:
-        self.folder, self.steps = RunFolder(path), steps
+        self.folder = RunFolder(path)
+        self.steps = steps
         if not self.folder.metrics.is_file():
             raise self._refused("has no metrics.jsonl, so no finished step", "give the folder of a run")
         self.folder.lock_for_reading()
@@ -70,7 +71,8 @@ class StoredRollouts:
             reason = f"is more than the {finished} finished steps of {self.folder.path}"
             raise FieldError("train.steps", self.steps, reason, remedy=f"set train.steps={finished} or fewer")
         with copied_journal(self.folder.journal) as journal:
-            recorded, self.inputs = journal.checksums.read(), journal.get("inputs") or {}
+            recorded = journal.checksums.read()
+            self.inputs = journal.get("inputs") or {}
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             name = f"rollouts/{file.name}"
@@ -138,7 +140,8 @@ class StoredRollouts:
         Raises:
             FieldError: other layers, experts, or experts of each token.
         """
-        shape, file = RouteShape.of(text_config), self.folder.rollout_file(1)
+        shape = RouteShape.of(text_config)
+        file = self.folder.rollout_file(1)
         if not set(ROUTES) <= set(pq.read_schema(file).names):
             return
         rows = [row for row in read_table(file, ["tokens", *ROUTES]).to_pylist() if row[EXPERT_IDS[0]]]
@@ -186,7 +189,9 @@ class ReplayCollector(Collector):
     stage = "read"
 
     def __init__(self, stored: StoredRollouts, generator: GroupGenerator | None, listener: RolloutListener) -> None:
-        self.stored, self.generator, self.listener = stored, generator, listener
+        self.stored = stored
+        self.generator = generator
+        self.listener = listener
 
     def state(self) -> dict[str, Any]:
         return self.stored.state()

@@ -119,7 +119,8 @@ def export(
         UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
             changed or is gone.
     """
-    checkpoint, target = find_checkpoint(run, which, CRITIC if critic else "model"), Path(out)
+    checkpoint = find_checkpoint(run, which, CRITIC if critic else "model")
+    target = Path(out)
     source = checkpoint.path / CRITIC if critic else checkpoint.model
     if critic and not source.is_dir():
         reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
@@ -173,7 +174,8 @@ def model_card(folder: RunFolder, step: int, library: str) -> str:
 def _evaluations(folder: RunFolder) -> str:
     """A row for each evaluation; empty without any."""
     evals = [record for record in folder.read_metrics() if record["kind"] == "eval"]
-    headline, rows = Headline.of(evals), []
+    headline = Headline.of(evals)
+    rows = []
     for record in evals:
         if (value := headline.value(record)) is not None:
             low, high = headline.bounds(record) or (None, None)

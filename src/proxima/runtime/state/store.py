@@ -34,7 +34,11 @@ class RunStore:
     def __init__(
         self, journal: Journal, folder: RunFolder, disk: Disk, activity: Activity, ranks: Ranks = ALONE
     ) -> None:
-        self.journal, self.folder, self.disk, self.activity, self.ranks = journal, folder, disk, activity, ranks
+        self.journal = journal
+        self.folder = folder
+        self.disk = disk
+        self.activity = activity
+        self.ranks = ranks
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         """Append a line to metrics.jsonl."""
@@ -85,10 +89,13 @@ class RolloutRecorder(RolloutListener):
     progress to the observer."""
 
     def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
-        self.store, self.source, self.observer = store, source, observer
+        self.store = store
+        self.source = source
+        self.observer = observer
 
     def enqueued(self, prompts: Sequence[Prompt]) -> None:
-        journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
+        journal = self.store.journal
+        uids = [prompt.uid for prompt in prompts]
         self.store.disk.enqueue(partial(journal.enqueue, size=len(self.source.rows)), prompts)
         self.store.disk.enqueue(journal.generating, uids)
         if not self.source.replays:  # those of a replay go to no engine

@@ -24,7 +24,8 @@ def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
     """The rows of a list column as arrays; null is None."""
     out: list[NDArray[Any] | None] = []
     for chunk in column.chunks:
-        offsets, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
+        offsets = chunk.offsets.to_numpy()
+        flat = chunk.values.to_numpy(zero_copy_only=False)
         rows = zip(offsets[:-1], offsets[1:], chunk.is_valid().to_pylist(), strict=True)
         out += [flat[start:end] if valid else None for start, end, valid in rows]
     return out

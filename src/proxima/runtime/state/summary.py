@@ -93,7 +93,8 @@ def algorithm_name(config: RunConfig) -> str:
     """The preset's name, or the kind of the surrogate or preference loss; `cppo with surrogate ppo_clip` if it is not
     the preset's."""
     algorithm = config.algorithm
-    preset, slot = algorithm.preset, "surrogate" if algorithm.preference is None else "preference"
+    preset = algorithm.preset
+    slot = "surrogate" if algorithm.preference is None else "preference"
     value = getattr(algorithm, slot)
     kind = "" if value is None else kind_of(value)  # distillation alone has no surrogate
     if not preset or preset not in ALGORITHMS or not kind:
@@ -130,7 +131,8 @@ def summarise_run(
     evals = [r for r in records if r["kind"] == "eval"]
     headline = Headline.of(evals)
     named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
-    rule, plateau = config.eval.stop_after, ""
+    rule = config.eval.stop_after
+    plateau = ""
     if rule is not None and ending.status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
         named["after"] = evals[-1]
     steps = [r for r in records if r["kind"] == "train"]

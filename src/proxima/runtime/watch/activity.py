@@ -41,7 +41,8 @@ class Activity:
     `spent` seconds before this process."""
 
     def __init__(self, clock: Clock, spent: float, timeline: Timeline) -> None:
-        self.clock, self.timeline = clock, timeline
+        self.clock = clock
+        self.timeline = timeline
         self._start = clock.now() - spent
         self.stages: list[RunningStage] = []  # the innermost last
         self.generating: dict[int, float] = {}  # uid → since when; completions are missing
@@ -159,7 +160,8 @@ def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: li
     begin, end = life.begin - start, life.end - start
     number = next((i for i, until in enumerate(lanes) if until <= begin), len(lanes))
     lanes[number : number + 1] = [end]
-    lane, facts = Lane(EPISODES, number + 1), {"prompt": life.uid, "sample": life.sample}
+    lane = Lane(EPISODES, number + 1)
+    facts = {"prompt": life.uid, "sample": life.sample}
     timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
     turns = [(*moments, "turn", {"turn": turn}) for turn, moments in enumerate(sorted(life.turns))]
     queues: list[tuple[float, float, str, dict[str, int]]] = [

@@ -36,7 +36,10 @@ class Disk:
     def __init__(
         self, folder: Path, warn: Callable[[str], None], who: str = "the run", interrupted: str = RESUMED
     ) -> None:
-        self.folder, self.warn, self.who, self.interrupted = folder, warn, who, interrupted
+        self.folder = folder
+        self.warn = warn
+        self.who = who
+        self.interrupted = interrupted
         self.stop = asyncio.Event()
         self._waiting: deque[Callable[[], object]] = deque()
         self._full = False

@@ -96,7 +96,8 @@ class WarningList:
 
     def add(self, text: str, step: int, times: int = 1, last: int | None = None) -> None:
         """The first `MOST` are kept; a later one of the same kind counts up `times`."""
-        kind, last = warning_kind(text), step if last is None else last
+        kind = warning_kind(text)
+        last = step if last is None else last
         if record := self._records.get(kind):
             record |= {"last": max(record["last"], last), "times": record["times"] + times}
         elif len(self._records) < self.MOST:

@@ -34,9 +34,13 @@ class StallWatch:
         self, seconds: float, activity: Activity, warn: Callable[[str], None], generator: GroupGenerator | None,
         on_health: Callable[[Health], None], late: Callable[[float], tuple[float, str] | None] | None = None,
     ) -> None:  # fmt: skip
-        self.seconds, self.activity, self.warn = seconds, activity, warn
+        self.seconds = seconds
+        self.activity = activity
+        self.warn = warn
         self.interval = seconds / CHECKS
-        self.generator, self.on_health, self.late = generator, on_health, late
+        self.generator = generator
+        self.on_health = on_health
+        self.late = late
         self.health: Health | None = None  # the last answer
         self.answered_at = activity.now()
         self.tokens: int | None = None  # sampled, as an engine last said that was ready
@@ -90,7 +94,8 @@ def _rewards(watch: StallWatch) -> list[str]:
     """The rewards that are pending, each with its prompts."""
     if watch.generator is None:
         return []
-    now, scoring = watch.activity.now(), watch.activity.scoring
+    now = watch.activity.now()
+    scoring = watch.activity.scoring
     pending = []
     for label, uids in watch.generator.rewards.awaited.items():
         if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
@@ -111,7 +116,8 @@ def _engine(watch: StallWatch) -> list[str]:
 
 
 def _engine_health(watch: StallWatch) -> str:
-    health, silent = watch.health, watch.activity.now() - watch.answered_at
+    health = watch.health
+    silent = watch.activity.now() - watch.answered_at
     parts = [f"process {health.detail['pid']}"] if health is not None and health.detail.get("pid") else []
     if health is None or silent > 2 * watch.interval:
         parts.append(f"no answer to a health check for {_duration(silent)}")

@@ -37,7 +37,8 @@ class Timeline:
     timeline ends, or leaves something out."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self.path, self.warn = path, warn
+        self.path = path
+        self.warn = warn
         self._waiting: list[str] = []
         self._named: set[Lane] = set()
         self._size = path.stat().st_size if path.exists() else 0
@@ -74,7 +75,8 @@ class Timeline:
         """Append the events since the last flush."""
         if not self._waiting or self._ended:
             return
-        events, self._waiting = ",\n".join(self._waiting), []
+        events = ",\n".join(self._waiting)
+        self._waiting = []
         self._append((",\n" if self._size else "[\n") + events)
 
     def close(self) -> None:
@@ -130,7 +132,8 @@ def timeline_spans(path: Path) -> Iterator[TimelineSpan]:
     """The spans in the order of the file, also of a run that was killed or has not ended."""
     for event in _events(path):
         with suppress(KeyError, TypeError):  # a damaged line
-            start, lane = event["ts"] / 1e6, Lane(event["pid"], event["tid"])
+            start = event["ts"] / 1e6
+            lane = Lane(event["pid"], event["tid"])
             yield TimelineSpan(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
 
 

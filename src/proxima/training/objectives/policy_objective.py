@@ -125,7 +125,8 @@ class PolicyObjective(Objective[Trajectory]):
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
     def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
-        of_items, taught = loss_masks(items), taught_tokens(items)
+        of_items = loss_masks(items)
+        taught = taught_tokens(items)
         of_teacher = of_items if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         of_rewards = of_teacher
         if taught is not None:
@@ -251,7 +252,8 @@ def first_forward(
         to_device(torch.from_numpy(np.concatenate(values)), device) for values in (log_probs, behavior)
     )
     mask, cu = (to_device(column, device) for column in loss_masks(trajectories))
-    lengths, sampled = tuple(len(item.tokens) for item in trajectories), torch.ones_like(mask)
+    lengths = tuple(len(item.tokens) for item in trajectories)
+    sampled = torch.ones_like(mask)
     counts = HostCounts(lengths, lengths, tuple(map(loss_tokens, trajectories)), cu, sampled, mask)
     return PolicyBatch(
         log_prob=log_prob,

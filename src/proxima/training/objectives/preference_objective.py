@@ -158,7 +158,8 @@ class PreferenceObjective(Objective[PreferencePair]):
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
         if not self.measure_mismatch:
             return {}
-        sides, log_probs = [side for side, _ in first], [statistics.log_prob for _, statistics in first]
+        sides = [side for side, _ in first]
+        log_probs = [statistics.log_prob for _, statistics in first]
         return mismatch_metrics(first_forward(sides, log_probs, device))
 
     def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:

@@ -51,7 +51,8 @@ class RouterBalance(Objective[Trajectory]):
         share = count / chosen.clamp(min=1)
         of_sequence = (share.shape[-1] * share * probability).sum(-1).mean(1).double()
         sequences = (chosen[:, 0, 0] > 0).sum(dtype=torch.float64)
-        load, ones = count.sum(0, dtype=torch.float64), torch.ones_like(sequences)
+        load = count.sum(0, dtype=torch.float64)
+        ones = torch.ones_like(sequences)
         metrics: Metrics = {
             "routing/balance_loss": SumCount(of_sequence.detach().sum(), sequences),
             "routing/load_max": LargestShare(load, ones),

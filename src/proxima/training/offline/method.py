@@ -53,7 +53,10 @@ class OfflineMethod(Generic[Item]):
     marks_model: bool = False
 
     def __init__(self, settings: Any, source: ModelSource, tokenizer: Any, context: int) -> None:
-        self.settings, self.source, self.tokenizer, self.context = settings, source, tokenizer, context
+        self.settings = settings
+        self.source = source
+        self.tokenizer = tokenizer
+        self.context = context
 
     def check(self) -> None:
         """Validate the settings before any row is read.

@@ -89,7 +89,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         if self.section.reference == "none" or not items:
             return items
         sides = [side for item in items for side in item.sides]
-        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(stack.tokens_per_micro_batch)}
+        identity = self.source.identity()
+        budget = {"tokens_per_micro_batch": str(stack.tokens_per_micro_batch)}
         compute = partial(self._reference, sides, progress, stack)
         log_probs = iter(cached_log_probs(self.cache if identity else None, identity | budget, sides, compute))
         return [
@@ -101,7 +102,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         """[T] log-probs under the run's initial model. Batches are those of `measure`, so at the start the model's own
         log-probs are bit-identical, and every margin is exactly 0."""
         (stage,) = stack.late_stages(self.stages)
-        done, total = 0, sum(map(len, trajectories))
+        done = 0
+        total = sum(map(len, trajectories))
         out: list[Floats] = []
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
         for batch in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
@@ -114,7 +116,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         """The stage of the reference: the trained model before the first step, or with its adapter off at any time;
         otherwise it is loaded again."""
         assert self.policy is not None
-        lora, policy = self.source.lora is not None, self.policy
+        lora = self.source.lora is not None
+        policy = self.policy
         if not self.begins and not lora:
             policy = self.source.policy(self.source.load())
         return [LogProbStage("reference_log_prob", policy, adapter=not lora)]
@@ -124,7 +127,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         pairs = [item for item in items if isinstance(item, PreferencePair)]
         if pairs:
             return _compared(pairs, log_probs, stack, self.section.pair_objective())
-        kto, labeled = self.section.kto, [item for item in items if isinstance(item, LabeledCompletion)]
+        kto = self.section.kto
+        labeled = [item for item in items if isinstance(item, LabeledCompletion)]
         assert kto is not None
         parts = iter(log_probs)
         return [_compared_alone(item, [next(parts) for _ in item.sides], kto.beta) for item in labeled]

@@ -106,7 +106,8 @@ class RewardMethod(OfflineMethod[PreferencePair]):
         return [ScoreStage(self.scored)]
 
     def objective(self) -> RewardObjective:
-        section, pad = self.settings.reward_model, TextConfig.of(self.scored.model.config).pad
+        section = self.settings.reward_model
+        pad = TextConfig.of(self.scored.model.config).pad
         return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=pad)
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:

@@ -44,7 +44,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address may contain the key
     "Cache-Control": "no-store",
 }
-MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 2
+MOST_BODY = 64 * 1024
+LONGEST_QUERY = 500
+PAGES_KEPT = 2
 Answer = Callable[..., Any]
 
 
@@ -58,7 +60,8 @@ class MicroscopeApp:
     """
 
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
-        self.runs, self.key = runs, key
+        self.runs = runs
+        self.key = key
         self.hosts = {*LOOPBACK_NAMES, *([host.lower()] if host else [])}
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
@@ -143,7 +146,8 @@ class MicroscopeApp:
         return self._run(request).trend(_number(request, "after") if "after" in request.query_params else 0)
 
     def step(self, request: Request) -> dict[str, Any]:
-        run, number = self._run(request), request.path_params["step"]
+        run = self._run(request)
+        number = request.path_params["step"]
         return self._step(request).answer() | {"metrics": run.vital_signs(number), "verdicts": run.verdicts(number)}
 
     def search(self, request: Request) -> dict[str, list[int]]:
@@ -156,7 +160,8 @@ class MicroscopeApp:
         return self._completion(request).token(request.path_params["token"])
 
     def compare(self, request: Request) -> dict[str, Any]:
-        mine, other = self._completion(request), self._completion(request, elsewhere=True)
+        mine = self._completion(request)
+        other = self._completion(request, elsewhere=True)
         return first_difference(mine.row["tokens"], other.row["tokens"]) | {"completion": other.answer()}
 
     def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:

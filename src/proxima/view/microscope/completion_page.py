@@ -98,7 +98,8 @@ class CompletionPage:
         """[T] nats, |log π - log μ| of trainer and engine under the same weights, NaN for tokens of other weights; and
         why it is unknown. A forward pass after an update, or of older tokens, would measure how far the policy has
         moved too."""
-        row, version = self.row, self.run.version_before(self.file.step)
+        row = self.row
+        version = self.run.version_before(self.file.step)
         first, behavior = row.get("log_prob"), row.get("behavior_log_prob")
         if self.run.algorithm.get("proximal") in ("recompute", "next") and row.get("proximal_log_prob") is not None:
             first = row["proximal_log_prob"]  # of a pass before the step's updates
@@ -126,7 +127,8 @@ class CompletionPage:
 
     def answer(self) -> dict[str, Any]:
         """Return everything except the explanations of its tokens."""
-        row, band = self.row, self.explained.band
+        row = self.row
+        band = self.explained.band
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
         shown = thumbnails(self.run.files.path, shown_images([*prompt, *tokens]))
         return {
@@ -152,7 +154,8 @@ class CompletionPage:
         for path in self.file.read(others, ("turn", "tokens", "episode")) if others else ():
             shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
             other = short_episode(path["episode"]) or {"spans": []}
-            spans, player = other["spans"], other.get("player", "")
+            spans = other["spans"]
+            player = other.get("player", "")
             at = {"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)}
             at |= {"player": player} if player else {}
             paths.append(at | {"spans": [{name: span[name] for name in PATH_SPAN} for span in spans]})
@@ -205,7 +208,8 @@ class CompletionPage:
 
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """Return the most probable tokens at a position, the engine's or recomputed ones; None if there are neither."""
-        row, recomputed = self.row, self.explained.alternatives
+        row = self.row
+        recomputed = self.explained.alternatives
         if not self._sampled(token):
             return None
         if row.get("top_k") is not None and len(row["tokens"]):
@@ -318,7 +322,8 @@ class RecomputedColumns:
     def __call__(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Compute `proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and
         `alternatives`, ids and log-probs [T, ALTERNATIVES]; columns whose weights are missing are left out."""
-        first, columns = Path(self.run.model), dict[str, Any]()
+        first = Path(self.run.model)
+        columns = dict[str, Any]()
         before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
         if not len(row["tokens"]):
             return columns

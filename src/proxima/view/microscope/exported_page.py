@@ -64,7 +64,8 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
 
 def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[str, Any]]:
     """Yield the server's answers, by their path after `/api/`."""
-    at, exported = f"0/step/{file.step}", 0
+    at = f"0/step/{file.step}"
+    exported = 0
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
     yield "0/state", run.state() | {"running": False, "steps": [file.step]}

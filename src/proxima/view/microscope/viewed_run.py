@@ -188,7 +188,8 @@ class ViewedRun:
     def about(self) -> dict[str, Any]:
         """Summarise the run, including any problem of its folder."""
         summary = read_summary(self.files)
-        problem, steps = self.problem(), 0
+        problem = self.problem()
+        steps = 0
         if problem is None or self.files.metrics.is_file():
             try:
                 steps = self.last_step()

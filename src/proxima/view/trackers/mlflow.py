@@ -54,7 +54,8 @@ class MlflowSession:
     """An mlflow run."""
 
     def __init__(self, client: Any, run: Any) -> None:
-        self.client, self.identity = client, str(run.run_id)
+        self.client = client
+        self.identity = str(run.run_id)
         uri = str(client.tracking_uri)
         server = uri.startswith(("http://", "https://"))
         page = f"{uri.rstrip('/')}/#/experiments/{run.experiment_id}/runs/{run.run_id}"

@@ -36,7 +36,8 @@ class TensorBoardSession(TrackerSession):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(place))
-        self.identity, self.link = str(place), f"tensorboard --logdir {place}"
+        self.identity = str(place)
+        self.link = f"tensorboard --logdir {place}"
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():

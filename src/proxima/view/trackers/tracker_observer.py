@@ -27,8 +27,12 @@ class TrackerObserver(Observer):
         self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
     ) -> None:
         self.name = kind_of(tracker)
-        self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or Clock()
-        self.link, self.failed = "", 0
+        self.tracker = tracker
+        self.warn = warn
+        self.patience = patience
+        self.clock = clock or Clock()
+        self.link = ""
+        self.failed = 0
         self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the pending calls of the thread
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
@@ -119,7 +123,8 @@ class TrackerObserver(Observer):
 
     def _log(self, record: Record) -> None:
         """Log a record, unless it was logged before the run was interrupted: it has the same numbers then."""
-        kind, step = str(record["kind"]), int(record["step"])
+        kind = str(record["kind"])
+        step = int(record["step"])
         if step <= self._before.get(kind, -1):
             return
         if self._session is None:

@@ -50,7 +50,10 @@ class TrackioSession:
     """A trackio run. It has no summary, so the summary's values are logged as `summary/…`."""
 
     def __init__(self, run: Any, link: str) -> None:
-        self.run, self.identity, self.link, self.last = run, str(run.name), link, 0
+        self.run = run
+        self.identity = str(run.name)
+        self.link = link
+        self.last = 0
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(without_time(metrics), step=step)

@@ -82,7 +82,8 @@ class WandbSession:
     """A wandb run."""
 
     def __init__(self, run: Any, *, offline: bool) -> None:
-        self.run, self.identity = run, str(run.id)
+        self.run = run
+        self.identity = str(run.id)
         self.link = f"wandb sync {Path(run.dir).parent}" if offline else str(run.url)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:

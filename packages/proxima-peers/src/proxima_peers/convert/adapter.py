@@ -54,7 +54,8 @@ def lora(d: Draft, o: Options, names: LoraNames) -> None:
 
 
 def _targets(d: Draft, o: Options, names: LoraNames) -> None:
-    written, path = o.get(names.targets), f"{PATH}.targets"
+    written = o.get(names.targets)
+    path = f"{PATH}.targets"
     if isinstance(written, list) and len(written) == 1 and written[0] == "all-linear":
         written = "all-linear"
     if not written:

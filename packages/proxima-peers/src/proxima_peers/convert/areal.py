@@ -105,11 +105,16 @@ def _advantage(d: Draft, o: Options) -> str:
     o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
     mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
     adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
-    leave, note, prefix = o.flag(REWARD + "mean_leave1out"), "", REWARD
+    leave = o.flag(REWARD + "mean_leave1out")
+    note = ""
+    prefix = REWARD
     if o.flag("actor.group_reward_norm") and mean is None:
         mean = std = "group"
     if mean is None and std is None and adv_mean == "group":
-        mean, std, leave, prefix = "group", adv_std, o.flag(ADV + "mean_leave1out"), ADV
+        mean = "group"
+        std = adv_std
+        leave = o.flag(ADV + "mean_leave1out")
+        prefix = ADV
         note = "AReaL takes this mean over tokens, so that long completions weigh more in it. "
     else:
         d.drops_given(o, "rewards are normalised already", ADV + "mean_leave1out")
@@ -145,7 +150,8 @@ def _level(o: Options, prefix: str, name: str) -> str | None:
 
 def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: bool, whitened: bool) -> None:
     """Rewards minus the mean of their group."""
-    path, origin = "algorithm.advantage", o.origin(prefix + "mean_level", "actor.group_reward_norm")
+    path = "algorithm.advantage"
+    origin = o.origin(prefix + "mean_level", "actor.group_reward_norm")
     epsilon = (o.number(prefix + "eps", default=1e-5), o.origin(prefix + "eps"))
     biased = "AReaL's variances are biased (A7)."
     if whitened and std == "group":
@@ -195,7 +201,8 @@ def _by_turn(d: Draft, o: Options, prefix: str, std: str | None) -> None:
 
 def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
     """REINFORCE++ without a group baseline, whitened over the batch."""
-    note, gamma = "rewards to go, whitened over the batch", o.sourced("actor.discount", default=1.0)
+    note = "rewards to go, whitened over the batch"
+    gamma = o.sourced("actor.discount", default=1.0)
     d.spec("algorithm.advantage", "reinforce_pp", o.origin(ADV + "std_level"), note, gamma=gamma)
     if not whitened:
         d.lacks("actor.adv_norm", "advantages that are not whitened over the batch, without a baseline by group")
@@ -229,7 +236,8 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
 
 def _surrogate(d: Draft, o: Options) -> None:
     """PPO's clip, GSPO, SAPO or CISPO."""
-    path, bounds = "algorithm.surrogate", ("actor.eps_clip_higher", "actor.eps_clip")
+    path = "algorithm.surrogate"
+    bounds = ("actor.eps_clip_higher", "actor.eps_clip")
     low, high = o.sourced(bounds[1], default=0.2), o.sourced(*bounds, default=0.2)
     level = (o.choice(("token", "sequence"), LEVEL, default="token"), o.origin(LEVEL))
     dual = o.number("actor.c_clip")
@@ -289,7 +297,8 @@ def _training(d: Draft, o: Options) -> None:
     areal_optimizer(d, o, prefix)
     steps = o.whole("total_train_steps")
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
-    proportion, made = prefix + "warmup_steps_proportion", d.entries["train.updates_per_step"].value
+    proportion = prefix + "warmup_steps_proportion"
+    made = d.entries["train.updates_per_step"].value
     counts = f", which counts steps: {made} updates in each" if made > 1 else ""
     fixed = o.whole(prefix + "warmup_steps", default=0)
     updates = (fixed * made, o.origin(prefix + "warmup_steps") + (counts if fixed else ""))
@@ -318,9 +327,11 @@ def areal_clipping_and_saving(d: Draft, o: Options, prefix: str) -> None:
 
 def _asynchrony(d: Draft, o: Options) -> None:
     """`async_training`, the bound of the lag, and the number of prompts that are generated at once."""
-    names, batch = ("rollout.max_head_offpolicyness", "max_head_offpolicyness"), "rollout.consumer_batch_size"
+    names = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
+    batch = "rollout.consumer_batch_size"
     concurrent, size = "rollout.max_concurrent_rollouts", "train_dataset.batch_size"
-    lag, overlaps = o.whole(*names, default=0, least=0), o.flag("async_training", default=True)
+    lag = o.whole(*names, default=0, least=0)
+    overlaps = o.flag("async_training", default=True)
     if not overlaps:
         d.drops_given(o, "async_training is false: synchronous", *names)
     if not (lag and overlaps):
@@ -333,7 +344,8 @@ def _asynchrony(d: Draft, o: Options) -> None:
     if (consumed := o.whole(batch, default=prompts)) != prompts:
         d.lacks(batch, f"{consumed}, not the {prompts} prompts of a step: AReaL's bound of the lag counts in these")
     d.put("runtime.max_lag", lag, o.origin(*names))
-    at_once, origin = o.whole(concurrent, least=1) or consumed, o.origin(concurrent, batch, size)
+    at_once = o.whole(concurrent, least=1) or consumed
+    origin = o.origin(concurrent, batch, size)
     if at_once > (most := (lag + 1) * prompts) and o.given(size, batch):  # not by a batch of 1 that is only the default
         at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
     d.put("runtime.max_concurrent_rollouts", at_once, origin)

@@ -42,7 +42,8 @@ def rules_of(o: Options) -> Rules:
 
 def convert_offline(o: Options, command: str) -> Draft:
     """A recipe for SFT, a reward model or DPO."""
-    d, prefix = Draft(), prefix_of(o)
+    d = Draft()
+    prefix = prefix_of(o)
     areal_model(d, o, prefix)
     _rows(d, o, command, "train_dataset", "task", "train")
     longest = o.whole("train_dataset.max_length", least=1)

@@ -59,7 +59,8 @@ def policies(d: Draft, o: Options) -> None:
     threshold = o.number("actor.m2_threshold")
     if threshold is not None:
         note = "AReaL measures the second moment over each micro-batch"
-        origin, rejected = "from actor.m2_threshold", ("drop", "AReaL takes the tokens out of the mask")
+        origin = "from actor.m2_threshold"
+        rejected = ("drop", "AReaL takes the tokens out of the mask")
         d.append(LIST, "second_moment", origin, note, threshold=(threshold, origin), rejected=rejected)
     _towards_next(d, o)
 
@@ -168,12 +169,11 @@ def _rejection(d: Draft, o: Options) -> None:
     if level == "token" and metric == "ratio":
         d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
         return
-    kind, note = metric.removeprefix("kl_"), ""
+    kind = metric.removeprefix("kl_")
+    note = ""
     if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
-        kind, note = (
-            "ratio",
-            f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}",
-        )
+        kind = "ratio"
+        note = f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}"
         upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
         least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
     how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}

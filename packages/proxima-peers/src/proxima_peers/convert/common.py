@@ -12,7 +12,8 @@ from proxima_peers.convert.options import Names, Options, Sourced
 
 def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
     """Put `updates_per_step` of `path`: the largest divisor of the prompts up to `wanted`; a note if it differs."""
-    entry, least = d.entries["train.prompts_per_step"], math.floor(wanted + 1e-9)
+    entry = d.entries["train.prompts_per_step"]
+    least = math.floor(wanted + 1e-9)
     prompts: int = entry.value
     stands_in = path == "train" and entry.origin.startswith(FILL_IN)
     if stands_in and least > 1 and prompts % least:  # a placeholder may as well be a multiple of the updates
@@ -85,7 +86,8 @@ def lowest_rate(d: Draft, o: Options, lowest: tuple[str, ...], shares: tuple[str
     if d.entries[f"{path}.schedule"].value == "constant":
         d.drops_given(o, "a constant schedule does not fall", *lowest, *shares)
         return
-    least, peak = o.number(*lowest), d.entries[f"{path}.optimizer.lr"].value
+    least = o.number(*lowest)
+    peak = d.entries[f"{path}.optimizer.lr"].value
     if least and not peak:
         least = o.refuse("it has no ratio to a learning rate of 0", *lowest)
     if least:
@@ -170,7 +172,8 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
         name: the option with a path or several.
         columns: fields of the tasks that read tables (`messages`, `question`, `answer`), as the peer reads its rows.
     """
-    data, origin = o.get(name), o.origin(name)
+    data = o.get(name)
+    origin = o.origin(name)
     paths = [str(file) for file in data] if isinstance(data, list) else [str(data)] if data is not None else []
     kind = next((kind for kind, ends in FILES.items() if all(file.endswith(ends) for file in paths)), None)
     fields = {field: (value, f"as {o.peer} reads its rows") for field, value in columns.items()}
@@ -192,7 +195,8 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
 
 def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
     """Append the reward of the task, or a placeholder; `weight` with its origin."""
-    kind, path = d.entries.get("task.kind"), f"reward.{rewards_of(d)}"
+    kind = d.entries.get("task.kind")
+    path = f"reward.{rewards_of(d)}"
     if kind is not None and kind.value == "gsm8k" and not kind.origin.startswith(FILL_IN):
         d.append("reward", "gsm8k", "of the task; the peer's scorer may read answers otherwise")
     else:
@@ -334,8 +338,10 @@ def eval_sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, flo
         origin = o.origin(*names[field]) if field in names else f"{o.peer}'s default"
         value = defaults.get(field) if value is None else value
         if value is None and training is not None:
-            value, origin = training.value, "as in training"
+            value = training.value
+            origin = "as in training"
         if field == "temperature" and greedy:
-            value, origin = 0, "greedy"
+            value = 0
+            origin = "greedy"
         if value is not None:
             d.put(f"eval.sampling.{field}", top_k_of(value) if field == "top_k" else value, origin)

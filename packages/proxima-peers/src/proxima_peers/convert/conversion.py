@@ -55,10 +55,12 @@ def convert(path: str | Path, peer: str) -> Draft:
         o.get(name)
     draft: Draft
     if command is None:
-        draft, rules = module_of(PEERS[peer].online).convert(o), option_rules(peer)
+        draft = module_of(PEERS[peer].online).convert(o)
+        rules = option_rules(peer)
     else:
         offline = module_of(PEERS[peer].offline)
-        draft, rules = offline.convert_offline(o, command), offline.rules_of(o)
+        draft = offline.convert_offline(o, command)
+        rules = offline.rules_of(o)
     draft.doubt(o)
     sort_out(draft, o, rules)
     evaluated = evaluating_command(draft, o)

@@ -95,7 +95,8 @@ CODE = {  # option: our field, and its equivalent here
 
 def verl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
     """`multi_turn.*` and the agent loop."""
-    on, loop = o.flag(f"{MULTI}enable"), str(o.get(LOOP, default=OFF))
+    on = o.flag(f"{MULTI}enable")
+    loop = str(o.get(LOOP, default=OFF))
     if not on and loop == OFF:
         d.drops_given(o, "off, or neutral", f"{MULTI}enable", LOOP)
         return

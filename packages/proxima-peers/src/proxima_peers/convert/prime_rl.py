@@ -57,7 +57,8 @@ def convert(o: Options) -> Draft:
     curricula(d, o)
     beside(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
-    sections, longest = (SAMPLING, f"{BATCH}sampling."), ("max_completion_tokens", "max_tokens")
+    sections = (SAMPLING, f"{BATCH}sampling.")
+    longest = ("max_completion_tokens", "max_tokens")
     names = {"temperature": tuple(f"{section}temperature" for section in sections)}
     names["max_tokens"] = tuple(section + name for name in longest for section in sections)
     common.sampling(d, o, names, {"temperature": 1.0})
@@ -94,7 +95,8 @@ def _surrogate(d: Draft, o: Options) -> None:
     kind = o.choice(("ipo", "icepop", "default", "custom"), f"{LOSS}type", default="default" if older else "ipo")
     if july and not o.given(f"{LOSS}type"):
         d.defaults.append("trainer.loss.type=default (the file has names of July 2026, when DPPO was the default)")
-    origin, surrogate = o.origin(f"{LOSS}type"), "algorithm.surrogate"
+    origin = o.origin(f"{LOSS}type")
+    surrogate = "algorithm.surrogate"
     if o.number(f"{LOSS}adv_tau", default=1.0) != 1:
         d.lacks(f"{LOSS}adv_tau", f"{o.flat[f'{LOSS}adv_tau']}: a factor of the advantages; scale train.optimizer.lr")
     if kind == "custom":
@@ -130,7 +132,8 @@ def _penalty(d: Draft, o: Options, default: float) -> None:
 
 
 def _advantage(d: Draft, o: Options) -> None:
-    name, path = f"{BATCH}algo.type", "algorithm.advantage"
+    name = f"{BATCH}algo.type"
+    path = "algorithm.advantage"
     origin = o.origin(name)
     shared = shared_algorithm(o)
     settings = _algorithm_of_the_run(o) if shared is None else shared
@@ -202,10 +205,12 @@ def _filters_of_july(d: Draft, o: Options) -> None:
 
 def _batch(d: Draft, o: Options) -> None:
     size, tokens = f"{BATCH}batch_size", f"{BATCH}token_batch_size"
-    group, origin = o.whole(*GROUPS, default=1, least=1), o.origin(*GROUPS)
+    group = o.whole(*GROUPS, default=1, least=1)
+    origin = o.origin(*GROUPS)
     own = {source[key] for source in listed(o) for key in ("group_size", "rollouts_per_example") if key in source}
     if len(own) == 1 and isinstance(only := own.pop(), int) and only > 0:
-        group, origin = only, f"from {next(name for name in SOURCES if name in o.flat)}: its group_size"
+        group = only
+        origin = f"from {next(name for name in SOURCES if name in o.flat)}: its group_size"
     elif own:
         d.lacks(GROUPS[0], f"environments with groups of {', '.join(map(str, own))}: here all have {group}")
     samples = o.whole(size, default=128, least=1)

@@ -34,7 +34,8 @@ def held_out_environments(d: Draft, o: Options) -> None:
     """`eval.task` of the first environment, `eval.sets` of the others."""
     if not any(name.startswith(EVAL) for name in o.flat):
         return
-    sources, option = listed(o, EVALS), option_of_sources(o, EVALS)
+    sources = listed(o, EVALS)
+    option = option_of_sources(o, EVALS)
     o.given(EVERY, EXAMPLES, *EVAL_GROUPS, *(f"{SAMPLED}{name}" for name in OF_SAMPLING))
     o.asked.update(name for name in o.flat if name.startswith(tuple(f"{name}." for name in EVALS)))
     playable = [source for source in sources if verifiers_environment(source) is not None]
@@ -73,9 +74,11 @@ def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
     environment = verifiers_environment(source) or {}
     split = ("train", "a taskset has one list of tasks") if has_taskset(source) else ("eval", "its evaluation data")
     put_task(d, f"{path}.task", environment, origin, split)
-    count, where = source.get("num_examples"), f"{origin}: its num_examples"
+    count = source.get("num_examples")
+    where = f"{origin}: its num_examples"
     if count is None:
-        count, where = o.whole(EXAMPLES, default=-1), o.origin(EXAMPLES)
+        count = o.whole(EXAMPLES, default=-1)
+        where = o.origin(EXAMPLES)
     if isinstance(count, int) and count > 0:
         d.put(f"{path}.task.size", count, where)
     if source.get("skip_first"):

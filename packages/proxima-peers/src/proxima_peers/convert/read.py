@@ -172,7 +172,8 @@ def _over_base(flat: Flat, path: Path) -> Flat:
     written = flat.get("config", flat.get("config_name"))
     if written is None:
         return flat
-    name, folder = "config" if "config" in flat else "config_name", flat.get("config_path")
+    name = "config" if "config" in flat else "config_name"
+    folder = flat.get("config_path")
     if (base := _found(Path(folder if isinstance(folder, str) else "") / str(written), path)) is not None:
         return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
     if name == "config_name" and _is_of_unirl(path):
@@ -201,7 +202,8 @@ def _is_of_unirl(path: Path) -> bool:
 def _over_sections(flat: Flat, path: Path) -> Flat:
     """prime-rl's `--trainer @ FILE`: the options of the file, within that section, below those of the command."""
     for name in [name for name in flat if name.endswith(".config") and name.count(".") == 1]:
-        section, file = name.removesuffix(".config"), str(flat[name])
+        section = name.removesuffix(".config")
+        file = str(flat[name])
         if (base := _found(Path(file), path)) is not None:
             below = {f"{section}.{option}": value for option, value in _composed(base).items()}
             flat = {**below, **{key: value for key, value in flat.items() if key != name}}

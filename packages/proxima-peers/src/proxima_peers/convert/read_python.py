@@ -254,7 +254,8 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
 
 def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
     """`module:name` for each item of a list, or the single item, if the file imports it; otherwise the item as text."""
-    node, places = _assigned(tree, node), dict[str, str]()
+    node = _assigned(tree, node)
+    places = dict[str, str]()
     for item in ast.walk(tree):
         if isinstance(item, ast.ImportFrom) and item.module and not item.level:
             for alias in item.names:

@@ -156,7 +156,8 @@ class _Script:
             words = words[1:]
         environment: dict[str, str] = {}
         while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):  # an environment for this command
-            environment[assignment[1]], words = assignment[2], words[1:]
+            environment[assignment[1]] = assignment[2]
+            words = words[1:]
         if not words:
             return
         words = _of_launcher(words, environment.get("EXPERIMENT", self.variables.get("EXPERIMENT")))
@@ -271,7 +272,8 @@ class _Script:
             if by_command:  # its words come after an array's
                 targets = {self.commands[command] for command in by_command}
                 silent = any(self.commands[command] in targets for command in setting - set(by_command))
-                texts, always = [*by_command.values(), *(texts if silent else ())], always or not silent
+                texts = [*by_command.values(), *(texts if silent else ())]
+                always = always or not silent
             in_branches = [text for command, text, inside in occurrences if command and inside]
             texts = list(dict.fromkeys([*texts, *in_branches]))
             unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
@@ -295,7 +297,8 @@ class _Script:
         return text
 
     def _variable(self, match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
+        name = match[1] or match[3]
+        default = match[2]
         if values := self.branches.get(name):  # a default would hide them
             return values[0] if len(values) == 1 and default is None else f"${{{name}}}"
         value = self.variables.get(name, match[0] if default is None else _unquoted(default))

@@ -70,7 +70,8 @@ def trl_engine(d: Draft, o: Options) -> None:
         _served(d, o, TRL, o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
         return
     d.drops_given(o, "the server runs already, with its own settings", TRL.gpu_memory, TRL.parallel)
-    host, port = o.get(places[1], default="0.0.0.0"), o.whole(places[2], default=8000)
+    host = o.get(places[1], default="0.0.0.0")
+    port = o.whole(places[2], default=8000)
     if not (isinstance(host, str) and re.fullmatch(HOST, host)):
         host = o.refuse("must be the name or address of a machine", places[1], default="0.0.0.0")
     local = f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"

@@ -46,7 +46,8 @@ class _Scan:
     """A position in the text, and the pending here-documents, which begin at the end of its line."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
         self.pending: list[str] = []  # end markers of here-documents
 
     def tokens(self) -> Iterator[tuple[str, bool]]:
@@ -83,7 +84,8 @@ class _Scan:
 
     def piece(self) -> str:
         """Read one character, an escaped one, or a whole `$(…)`, `${…}` or `…` in backquotes."""
-        letter, start = self.text[self.at], self.at
+        letter = self.text[self.at]
+        start = self.at
         if letter == "\\":
             self.at += 2
             return "" if self.text[start + 1 : start + 2] == "\n" else self.text[start + 1 : self.at]

@@ -49,7 +49,8 @@ def questions_and_rewards(d: Draft, o: Options) -> dict[str, str]:
     if prompt is not None:
         longest = prompt + completion_limit(o)
         d.put("model.max_length", longest, "from max_prompt_length + max_completion_length")
-    split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
+    split = str(o.get("dataset_train_split", default="train"))
+    subset = o.get("dataset_config")
     columns = _prompts(o)
     columns |= {"answer": "solution"} if reads_solutions(o) else {}
     common.task(d, o, "dataset_name", split=split, **columns)
@@ -116,7 +117,8 @@ def number_of_processes(o: Options) -> int | None:
     if whole is not None:
         o.given("num_machines", "nnodes", "nproc_per_node")
         return int(whole)
-    here, nodes = o.whole("nproc_per_node", "num_gpus", least=1), o.whole("nnodes", "num_nodes", default=1, least=1)
+    here = o.whole("nproc_per_node", "num_gpus", least=1)
+    nodes = o.whole("nnodes", "num_nodes", default=1, least=1)
     return None if here is None else int(here * nodes)
 
 
@@ -173,7 +175,8 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
         written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
         d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")
         every = 0
-    split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
+    split = str(o.get("dataset_test_split", default="test"))
+    due = (math.ceil(every / made), o.origin("eval_steps"))
     if not common.evaluation(d, o, "dataset_name", due, split=split, **columns):
         d.wait("eval.task", "eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
         return
@@ -207,16 +210,19 @@ def _surrogate(d: Draft, o: Options) -> str:
     """`loss_type` at its `importance_sampling_level`; returns the loss type."""
     kind = o.choice(LOSSES, "loss_type", default="dapo")
     level = o.choice(("token", "sequence", "sequence_token"), "importance_sampling_level", default="token")
-    low, high = o.sourced("epsilon", default=0.2), o.sourced("epsilon_high", "epsilon", default=0.2)
+    low = o.sourced("epsilon", default=0.2)
+    high = o.sourced("epsilon_high", "epsilon", default=0.2)
     sequence = (level.replace("sequence_token", "token"), o.origin("importance_sampling_level"))
-    path, origin = "algorithm.surrogate", o.origin("loss_type")
+    path = "algorithm.surrogate"
+    origin = o.origin("loss_type")
     read = {"cispo": ("epsilon_high",), "sapo": (), "vespo": ()}.get(kind, ("epsilon", "epsilon_high", "delta"))
     for name in ("epsilon", "epsilon_high", "delta"):
         if o.given(name) and name not in read:
             d.drops(name, f"not read by loss_type {kind} at level {level}")
     if kind == "cispo":
         note = f"TRL's epsilon_high is the cap itself, {high[0]:g}; ours is added to 1."
-        none, above = (1.0, "TRL's cispo has none"), (round(high[0] - 1, 12), f"{high[1]}, minus 1")
+        none = (1.0, "TRL's cispo has none")
+        above = (round(high[0] - 1, 12), f"{high[1]}, minus 1")
         note += " It has no lower bound: epsilon_low 1 (T2)."
         d.spec(path, "cispo", origin, note, epsilon_low=none, epsilon_high=above, level=sequence)
     elif kind in ("sapo", "vespo"):
@@ -238,7 +244,8 @@ def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
     if kind == "sapo":
         defaults = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
         names = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
-        note, more = "", {"level": level}
+        note = ""
+        more = {"level": level}
     else:
         signs = (("positive", "pos"), ("negative", "neg"))
         names = {f"{ours}_{sign}": f"vespo_{ours}_{short}" for ours in ("k", "lambda") for sign, short in signs}
@@ -255,7 +262,8 @@ def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
     If delta >= 1 + epsilon_high, it is a dual clip. Below, it is the upper clip of positive advantages, and the bound
     for negative ones is still the larger of delta and 1 + epsilon_high.
     """
-    value, path = o.number("delta"), "algorithm.surrogate."
+    value = o.number("delta")
+    path = "algorithm.surrogate."
     if value is None:
         return
     if value >= 1 + high[0] and value > 1:
@@ -270,7 +278,8 @@ def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
 
 def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
     """The denominator of each loss type."""
-    origin, path = o.origin("loss_type"), "algorithm.aggregate"
+    origin = o.origin("loss_type")
+    path = "algorithm.aggregate"
     if kind == "dr_grpo":
         common.horizon(d, origin, longest, o.origin("max_completion_length"), "TRL divides by max_completion_length")
     elif kind in ("grpo", "sapo"):
@@ -326,7 +335,8 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     capped = o.given(prefix + "cap") and not o.given(prefix + "mode", prefix + "clip_max")
     mode = "token_truncate" if capped else "sequence_mask"
     level, _, bound = o.choice(modes, prefix + "mode", default=mode).rpartition("_")
-    caps, low = (prefix + "cap", prefix + "clip_max"), prefix + "clip_min"
+    caps = (prefix + "cap", prefix + "clip_max")
+    low = prefix + "clip_min"
     unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
     high = math.inf if unbounded else o.number(*caps, default=3.0)
     origin = o.origin(prefix + "mode", *([prefix + "cap"] if capped else []))
@@ -410,7 +420,8 @@ def adamw(d: Draft, o: Options, lr: float) -> None:
 def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
     """The warm-up in updates, and as a share of the run, each with its origin."""
     warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
-    share, spelled = o.number("warmup_ratio", default=0, least=0, most=1), ("warmup_ratio", "warmup_steps")
+    share = o.number("warmup_ratio", default=0, least=0, most=1)
+    spelled = ("warmup_ratio", "warmup_steps")
     if 0 < warmup < 1:
         warmup, share, spelled = 0, warmup, ("warmup_steps", "warmup_ratio")
     return (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled))

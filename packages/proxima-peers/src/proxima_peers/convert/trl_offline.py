@@ -108,7 +108,8 @@ SAMPLING = "train_sampling_strategy"
 
 def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
     """The rows, by the file's extension or as a data set on the hub; TRL infers their format from the columns."""
-    where, origin = o.get("dataset_name"), o.origin("dataset_name")
+    where = o.get("dataset_name")
+    origin = o.origin("dataset_name")
     if where is None:
         d.put(f"{path}.kind", "dataset", "see `proxima list task` for others")
         d.ask(f"{path}.path", "path/to/rows", "which data set; TRL's option dataset_name")
@@ -181,7 +182,8 @@ def _sft(d: Draft, o: Options) -> None:
 def _preference(d: Draft, o: Options) -> None:
     """`loss_type`, one or several, with their parameters."""
     written = o.get("loss_type", default="sigmoid")
-    losses, origin = (written if isinstance(written, list) else [written]), o.origin("loss_type")
+    losses = written if isinstance(written, list) else [written]
+    origin = o.origin("loss_type")
     beta = o.sourced("beta", default=0.1)
     read = {name: any(loss in kinds for loss in losses) for name, kinds in READ_BY.items()}
     for index, loss in enumerate(losses):
@@ -260,7 +262,8 @@ SECTIONS_OF = {"sft": _sft, "dpo": _preference, "kto": _kto, "reward": _reward}
 def _steps(d: Draft, o: Options) -> None:
     """The rows of an update, and the number of updates or passes."""
     d.put("train.examples_per_step", *rows_of_update(o))
-    most, epochs = o.whole("max_steps", default=-1), o.number("num_train_epochs", default=3.0, least=0, most=10**9)
+    most = o.whole("max_steps", default=-1)
+    epochs = o.number("num_train_epochs", default=3.0, least=0, most=10**9)
     if most > 0:
         d.put("train.steps", most, o.origin("max_steps"))
         d.drops_given(o, "max_steps overrides it", "num_train_epochs")
@@ -275,7 +278,8 @@ def _held_out(d: Draft, o: Options, command: str) -> None:
     strategy = evaluation_strategy(o)
     if strategy == "no":
         return
-    before, every = o.flag("eval_on_start"), o.number("eval_steps", default=500, least=0, most=10**9)
+    before = o.flag("eval_on_start")
+    every = o.number("eval_steps", default=500, least=0, most=10**9)
     _rows(d, o, command, "eval.task", str(o.get("dataset_test_split", default="test")))
     d.put("eval.limit", 0, "TRL evaluates on all held-out rows")
     d.put("eval.before", before, o.origin("eval_on_start"))

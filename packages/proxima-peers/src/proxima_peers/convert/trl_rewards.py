@@ -85,7 +85,8 @@ def _functions(o: Options) -> list[NamedReward]:
 
 def rewards(d: Draft, o: Options) -> None:
     """`reward_funcs` with `reward_weights`; one of the script is to be filled in, with its weight."""
-    functions, weights = _functions(o), o.get("reward_weights")
+    functions = _functions(o)
+    weights = o.get("reward_weights")
     if weights is not None and not (isinstance(weights, list) and all(_is_number(weight) for weight in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")
     if weights is not None and functions and len(weights) != len(functions):

@@ -72,7 +72,8 @@ def convert(o: Options) -> Draft:
 def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
     """Record the engine's own copy of a field of `sampling`, if it differs."""
     name = f"rollout.config.{option}"
-    value, ours = o.number(name), d.entries[f"sampling.{field}"].value
+    value = o.number(name)
+    ours = d.entries[f"sampling.{field}"].value
     if value is not None and (common.top_k_of(value) if field == "top_k" else value) != ours:
         d.lacks(name, f"{value:g}, not the {ours:g} of `sampling`")
 
@@ -151,7 +152,8 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
         fields = {"divergence": ("binary_tv", "UniRL's DPPO"), "delta": own("dppo_delta", 0.15)}
     elif kind == "drpo":
         weighted = o.flag(ALGORITHM + "penalty_mu_weighted", default=True)
-        kind, fields = ("drpo" if weighted else "spo"), {"epsilon": own("drpo_epsilon", 12.5)}
+        kind = "drpo" if weighted else "spo"
+        fields = {"epsilon": own("drpo_epsilon", 12.5)}
         note = "" if weighted else "penalty_mu_weighted is false: plain SPO"
         if weighted and replayed:
             note = "UniRL's replay weighs the pull by the replayed probability; here it stays the behavior policy's"
@@ -179,7 +181,8 @@ AGGREGATES = {
 
 def _aggregate(d: Draft, o: Options, kind: str) -> None:
     """`loss_agg_mode` with its `horizon`."""
-    names, horizon = (ALGORITHM + "loss_agg_mode", ALGORITHM + "loss_agg"), ALGORITHM + "horizon"
+    names = (ALGORITHM + "loss_agg_mode", ALGORITHM + "loss_agg")
+    horizon = ALGORITHM + "horizon"
     written = o.choice(AGGREGATES, *names, default="token-mean")
     if kind == "gspo":
         d.spec("algorithm.aggregate", "sequence_mean_token_mean", "UniRL's GSPO is a mean over sequences")
@@ -229,8 +232,10 @@ def _training(d: Draft, o: Options) -> None:
     names = {name: (prefix + option,) for name, option in zip(ours, theirs, strict=True)}
     common.optimizer(d, o, names, {"lr": 1e-6})
     common.schedule(d, o, scheduler + "type", default="constant")
-    made, ratio = d.entries["train.updates_per_step"].value, scheduler + "warmup_ratio"
-    ends, total = d.entries["train.steps"].value * made, o.whole(scheduler + "total_steps")
+    made = d.entries["train.updates_per_step"].value
+    ratio = scheduler + "warmup_ratio"
+    ends = d.entries["train.steps"].value * made
+    total = o.whole(scheduler + "total_steps")
     if total in (None, ends) or d.entries["train.schedule"].value == "constant":
         d.drops_given(o, "the schedule ends with the run, or is constant", scheduler + "total_steps")
     else:

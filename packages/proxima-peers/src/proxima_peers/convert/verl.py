@@ -78,7 +78,8 @@ _MODEL = "actor_rollout_ref.model."
 
 def _lora(d: Draft, o: Options) -> None:
     """`lora_rank` of verl's FSDP; here the critic has an adapter if the policy has one."""
-    own, on = o.whole("critic.model.lora_rank", default=0), lora_by_rank(d, o, lora_names(_MODEL))
+    own = o.whole("critic.model.lora_rank", default=0)
+    on = lora_by_rank(d, o, lora_names(_MODEL))
     if "critic.kind" not in d.entries:
         return
     parts = (("lora_rank", 0), ("lora_alpha", 16), ("target_modules", "all-linear"))
@@ -148,7 +149,8 @@ def _advantage(d: Draft, o: Options) -> None:
     written = o.choice(ESTIMATORS, name, default="gae")
     origin = o.origin(name)
     if name in o.doubts:  # verl's default needs a critic
-        written, origin = "grpo", origin.replace("the peer's default", "grpo")
+        written = "grpo"
+        origin = origin.replace("the peer's default", "grpo")
     kind = ESTIMATORS[written]
     note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
     d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
@@ -169,7 +171,8 @@ def _advantage(d: Draft, o: Options) -> None:
 
 def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
     """`policy_loss.loss_mode` with its options; returns the mode."""
-    name, path = LOSS + "loss_mode", "algorithm.surrogate"
+    name = LOSS + "loss_mode"
+    path = "algorithm.surrogate"
     used = _fields_by_mode(o, name, bypass=d.entries["algorithm.proximal"].value == "behavior")
     modes = [*used, *(mode.replace("_", "-") for mode in used if "_" in mode), "bypass_mode"]
     mode = o.choice(modes, name, ACTOR + "loss_mode", default="vanilla").replace("-", "_")
@@ -213,7 +216,9 @@ def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     def of(option: str, default: float | None = None) -> tuple[Any, str]:
         return o.sourced(ACTOR + option, default=default)
 
-    low, high, cap = _clip_bound(o, "low"), _clip_bound(o, "high"), of("clip_ratio_c", 3.0)
+    low = _clip_bound(o, "low")
+    high = _clip_bound(o, "high")
+    cap = of("clip_ratio_c", 3.0)
     clip: Fields = {"epsilon_low": low, "epsilon_high": high}
     centre: Fields = {} if bypass else {"centre": ("proximal", "verl measures from the recomputed log-probs")}
     dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap, **centre}
@@ -235,7 +240,8 @@ def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     }
 
 
-CPPO, CPPO_DEFAULTS = LOSS + "cppo.", {"w_min": 0.8, "delta_b": 0.02}
+CPPO = LOSS + "cppo."
+CPPO_DEFAULTS = {"w_min": 0.8, "delta_b": 0.02}
 
 
 def _cppo_budget(d: Draft, o: Options) -> None:
@@ -331,6 +337,7 @@ def _steps_within_horizon(d: Draft) -> None:
     horizon = d.entries.get("algorithm.reward_kl.adaptive.horizon")
     size = math.prod(d.entries[f"train.{name}"].value for name in ("prompts_per_step", "completions_per_prompt"))
     if horizon is not None and size > horizon.value:
-        name, most = "algorithm.kl_ctrl.horizon", 0.2 * size / horizon.value
+        name = "algorithm.kl_ctrl.horizon"
+        most = 0.2 * size / horizon.value
         moved = f"a step of {size} completions moves verl's coefficient by up to {most:.0%} of itself"
         d.lacks(name, f"{horizon.value:g}: {moved}; here no step moves it by more than 20% (P23)")

@@ -95,7 +95,8 @@ def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
     level = o.get(NEW + "rollout_is")
     if level is None:
         return
-    text, normalised = o.get(name, default=2.0), o.flag(normalise)
+    text = o.get(name, default=2.0)
+    normalised = o.flag(normalise)
     if bypass and not pure:
         why = "in bypass mode with ppo_clip the ratio is the correction; verl computes the weights for its metrics only"
         d.drops(NEW + "rollout_is", f"{why} (P13)")
@@ -130,7 +131,8 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
     threshold, lower = NEW + "rollout_rs_threshold", NEW + "rollout_rs_threshold_lower"
     if written is None:
         return
-    given, low = o.get(threshold), o.number(lower)
+    given = o.get(threshold)
+    low = o.number(lower)
     if str(written) in LEVELS:
         upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
         origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
@@ -159,7 +161,9 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     if not parts:
         d.lacks(NEW + "rollout_rs", f"{option}: no such rejection; known are token_k1, seq_sum_k1, seq_mean_k3 …")
         return
-    level, reduce, kind = "sequence" if parts[1] else "token", parts[1] or "mean", parts[2]
+    level = "sequence" if parts[1] else "token"
+    reduce = parts[1] or "mean"
+    kind = parts[2]
     low, high = _bounds(o, name, limit)
     if kind != "k1":
         _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))
@@ -168,7 +172,9 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     if low is None or low <= 0 or high <= 0:
         d.lacks(name, f"{limit}: must be ratios above 0 for {option}")
         return
-    note, upper, lower = "", high, low
+    note = ""
+    upper = high
+    lower = low
     if abs(math.log(low) + math.log(high)) > NEARLY:
         upper, lower = 1 / low, 1 / high
         note = f"verl 0.9.1 tests the reciprocal ratio against [{low:g}, {high:g}] (P25); these bounds reject what it "

@@ -26,7 +26,8 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
         if not o.flag(prefix + "enable"):
             d.drops(prefix + "*", "enable is false")
             continue
-        buffer, factor = o.sourced(prefix + "len"), prefix + "penalty_factor"
+        buffer = o.sourced(prefix + "len")
+        factor = prefix + "penalty_factor"
         share = 0.0 if prefix in OVERLONG[:2] else None  # 0 in verl's dapo_trainer.yaml
         lengths = (limit, "data.max_response_length", ROLLOUT + "response_length")
         most = (o.whole(limit, default=longest), o.origin(*lengths))
@@ -62,14 +63,18 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
     path = "algorithm.dynamic_sampling."
     d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
     d.put(path + "exhausted", "stop", "verl raises then")
-    share, origin, note = 1.0, "verl's default of data.gen_batch_size", ""
+    share = 1.0
+    origin = "verl's default of data.gen_batch_size"
+    note = ""
     if generated is not None:
-        share, origin = generated / prompts, "from data.gen_batch_size"
+        share = generated / prompts
+        origin = "from data.gen_batch_size"
         note = f"{generated} prompts at once, for a step of {prompts}"
     if share < 1:
         why = f"fewer than the {prompts} of a step: a generation batch has at least as many here"
         d.lacks("data.gen_batch_size", f"{generated}, {why}")
-        share, note = 1.0, ""
+        share = 1.0
+        note = ""
     elif math.ceil(share * prompts) > (generated or prompts):
         share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
     d.put(path + "oversample", share, origin, note)
@@ -81,9 +86,11 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
 
 def _filter(d: Draft, o: Options, name: str) -> None:
     """The filter of uniform groups, in which all completions have the same `metric`."""
-    metric, origin = o.get(name), o.origin(name)
+    metric = o.get(name)
+    origin = o.origin(name)
     index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
-    ours, note = METRICS.get(str(metric), "reward"), ""
+    ours = METRICS.get(str(metric), "reward")
+    note = ""
     penalised = any(entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind"))
     if metric == "score" and penalised:
         path = d.entries.get("reward.0.path")

@@ -61,7 +61,8 @@ def _columns(o: Options) -> dict[str, str]:
 
 def _column(o: Options, part: str) -> str:
     """The column of `prompt` or `response`; `extra_info.question` if `…_dict_keys` names a key inside the column."""
-    column, keys = str(o.get(f"data.{part}_key", default=part)), o.get(f"data.{part}_dict_keys", default=[])
+    column = str(o.get(f"data.{part}_key", default=part))
+    keys = o.get(f"data.{part}_dict_keys", default=[])
     inside = keys if isinstance(keys, list) else [keys]
     if len(inside) > 1:
         o.refuse("one key is read of a column", f"data.{part}_dict_keys")
@@ -71,7 +72,8 @@ def _column(o: Options, part: str) -> str:
 def _length(d: Draft, o: Options) -> None:
     """`max_length` and `truncation`."""
     d.put("model.max_length", *o.sourced("data.max_length", default=1024))
-    cut, name = o.choice(("error", "left", "right"), "data.truncation", default="error"), "data.truncation"
+    cut = o.choice(("error", "left", "right"), "data.truncation", default="error")
+    name = "data.truncation"
     d.put("data.over_length", {"error": "refuse", "right": "truncate", "left": "skip"}[cut], o.origin(name))
     if cut == "left":
         d.lacks(name, "left: verl cuts off the start of a longer row, the prompt's; here it is skipped")

@@ -13,7 +13,11 @@ from proxima.data.outcomes import Outcomes
 from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.verify.variants import in_groups_of_one
 
-CENTRE, DEVIATION, COUNT, EPSILON, PLACE = "subtracted", "divided by", "deviation with", "epsilon", "epsilon is added"
+CENTRE = "subtracted"
+DEVIATION = "divided by"
+COUNT = "deviation with"
+EPSILON = "epsilon"
+PLACE = "epsilon is added"
 ALONE = "a group of one"
 CENTRES = {
     "group": "the mean of the group",
@@ -38,13 +42,21 @@ EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
 def stated_advantage(spec: Any) -> Convention:
     """What a spec says on these axes; empty for one that they can't express."""
     if isinstance(spec, Grpo):
-        centre, deviation, epsilon = "group", str(spec.scale), spec.epsilon
+        centre = "group"
+        deviation = str(spec.scale)
+        epsilon = spec.epsilon
     elif isinstance(spec, Rloo):
-        centre, deviation, epsilon = "others", "centred" if spec.normalise else "none", 1e-4
+        centre = "others"
+        deviation = "centred" if spec.normalise else "none"
+        epsilon = 1e-4
     elif isinstance(spec, Opo):
-        centre, deviation, epsilon = "length", "none", 0.0
+        centre = "length"
+        deviation = "none"
+        epsilon = 0.0
     elif isinstance(spec, ReinforcePpBaseline):
-        centre, deviation, epsilon = "group", "tokens", 1e-8
+        centre = "group"
+        deviation = "tokens"
+        epsilon = 1e-8
     else:
         return {}
     return {

@@ -18,7 +18,10 @@ from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.shadow.choices import Convention
 from proxima_peers.shadow.dump import Dump
 
-MEAN, OVER, EMPTY, DENOMINATOR = "mean", "over", "answers without a token", "counted"
+MEAN = "mean"
+OVER = "over"
+EMPTY = "answers without a token"
+DENOMINATOR = "counted"
 TOKENS = "of the tokens"
 TOKEN_MEANS = "of the answers' means"
 TOKEN_SUMS = "of the answers' sums"

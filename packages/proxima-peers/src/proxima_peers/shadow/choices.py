@@ -90,7 +90,10 @@ def search(candidates: Iterable[TriedConvention], stated: Convention, theirs: Te
         theirs: [] or [B], the trainer's number.
         rtol: rounding, relative to the candidates' scale.
     """
-    matches, values, near, tried = [], [], [], 0
+    matches = []
+    values = []
+    near = []
+    tried = 0
     for candidate in candidates:
         tried += 1
         if fits(candidate.value, theirs, candidate.scale, rtol):
@@ -114,7 +117,8 @@ def covered(values: Tensor, near: Tensor, theirs: Tensor) -> float:
     known = values.isfinite()
     if not bool(known.any()) or half == 0:
         return 0.0
-    least, most = float(theirs) - half, float(theirs) + half
+    least = float(theirs) - half
+    most = float(theirs) + half
     low, order = (values - near)[known].clamp(least, most).sort()
     high = (values + near)[known].clamp(least, most)[order]
     reached = high.cummax(0).values

@@ -175,7 +175,9 @@ def _parsed(file: str, text: str) -> dict[str, Any]:
 
 def _read_npz(file: str, content: bytes) -> tuple[dict[str, Tensor], str]:
     """The arrays of an npz, and its settings. The sizes that its headers claim are checked before they are believed."""
-    arrays, text, left = {}, "{}", LARGEST_FILE
+    arrays = {}
+    text = "{}"
+    left = LARGEST_FILE
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for member in archive.infolist():

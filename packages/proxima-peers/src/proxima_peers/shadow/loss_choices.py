@@ -190,7 +190,11 @@ def search_tables(dump: Dump, table: Iterable[LossTable]) -> FoundLoss:
     theirs = dump.get("loss")
     given = dump.get("grad_log_prob")
     gradient = None if given is None else given.nan_to_num()
-    loss, slope, both, values, spans = [], [], [], [], []
+    loss = []
+    slope = []
+    both = []
+    values = []
+    spans = []
     for family in table:
         value, scale, sums, magnitude = family.sums()
         values.append(value.flatten())
@@ -207,7 +211,8 @@ def search_tables(dump: Dump, table: Iterable[LossTable]) -> FoundLoss:
                     match = Match.of(family.convention(at), stated)
                     slope.append(match)
                     both += [match] if bool(fit[at]) else []
-    tried, chance = sum(map(len, values)), 0.0
+    tried = sum(map(len, values))
+    chance = 0.0
     if values and theirs is not None:
         chance = covered(torch.cat(values), torch.cat(spans), theirs)
     return FoundLoss(Found(ranked(loss), tried, chance), Found(ranked(slope), tried), Found(ranked(both), tried))

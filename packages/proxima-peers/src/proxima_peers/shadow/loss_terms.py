@@ -22,8 +22,16 @@ from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.weight_choices import weight_tables
 from proxima_peers.verify.variants import beyond_limit, unclamped
 
-CENTRE, RATIO, RANGE, DUAL, CLAMP = "ratio to", "ratio of", "clip range", "bound where A < 0", "log-ratios"
-WEIGHT, SUMMED, KL, KL_WEIGHT, ENTROPY = "weights", "summed", "KL", "KL is weighted", "entropy bonus"
+CENTRE = "ratio to"
+RATIO = "ratio of"
+RANGE = "clip range"
+DUAL = "bound where A < 0"
+CLAMP = "log-ratios"
+WEIGHT = "weights"
+SUMMED = "summed"
+KL = "KL"
+KL_WEIGHT = "KL is weighted"
+ENTROPY = "entropy bonus"
 CENTRES = {
     "old": "the log-probs recomputed before the update",
     "rollout": "the log-probs of the engine",
@@ -292,7 +300,8 @@ def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, we
     if level:
         value = value * masked_ratio(b, level)  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(value.sum(), leaf)
-    token, slope = value.detach().double().view(mask.shape), slope.double()
+    token = value.detach().double().view(mask.shape)
+    slope = slope.double()
     weight = torch.where(mask, dump["weight"], 0.0) if weighted else torch.ones_like(token)
     return token * weight, slope * weight
 

@@ -106,7 +106,8 @@ def _clips(dump: Dump, gap: Tensor, advantage: Tensor) -> Iterator[tuple[str, Te
         ratio = of_level.exp().expand_as(gap)
         dual = getattr(spec, "dual_clip", None)
         lower, upper = clip_bounds(ratio, advantage, low, high, None)
-        below, above = ratio < lower, ratio > upper
+        below = ratio < lower
+        above = ratio > upper
         shares = {
             "clipped on either side": below | above,
             "clipped below": below,

@@ -126,13 +126,15 @@ def _apart(dump: Dump, ours: Tensor, theirs: Tensor, mask: Tensor) -> tuple[floa
 
 
 def _advantages(dump: Dump) -> StageVerdict:
-    name, mask = "advantages", dump.loss_mask
+    name = "advantages"
+    mask = dump.loss_mask
     if "advantage" not in dump:
         return StageVerdict(name, "not recomputed", reason="the dump has no advantage")
     if missing := _lacks_rewards(dump):
         return StageVerdict(name, "not recomputed", reason=f"the dump has {missing}")
     ours, reason = _our_advantage(dump)
-    theirs, spec = dump["advantage"], dump.settings.advantage
+    theirs = dump["advantage"]
+    spec = dump.settings.advantage
     if spec.per_token:
         stated = stated_token_advantage(spec)
         candidates: Iterable[TriedConvention] = token_advantage_candidates(dump, spec)
@@ -141,7 +143,8 @@ def _advantages(dump: Dump) -> StageVerdict:
             said = reason or "the tables have no such advantage of tokens"
             return StageVerdict(name, "not recomputed", reason=said)
     else:
-        stated, some = stated_advantage(spec), mask.any(1)
+        stated = stated_advantage(spec)
+        some = mask.any(1)
         row = first_of_row(theirs, mask)
         uneven = mask & ((theirs - row[:, None]).abs() > ATOL + dump.rtol * row.abs()[:, None])
         if bool(uneven.any()):
@@ -149,7 +152,8 @@ def _advantages(dump: Dump) -> StageVerdict:
             said = "differs within an answer, which rewards of whole answers can't give"
             mine = None if ours is None else float(ours[r, at])
             return StageVerdict(name, "unexplained", mine, float(theirs[r, at]), _place(dump, r, at), reason=said)
-        candidates, numbers = _of_answers(dump, some), row[some]
+        candidates = _of_answers(dump, some)
+        numbers = row[some]
     found = search(candidates, stated | stated_rewards(dump), numbers, dump.rtol)
     if ours is None:
         return StageVerdict(name, "explained" if found.matches else "unexplained", found=found, reason=reason)
@@ -180,7 +184,8 @@ def _verdict(same: Any, found: Found) -> Verdict:
 
 
 def _weights(dump: Dump) -> StageVerdict:
-    name, mask = "weights", dump.loss_mask
+    name = "weights"
+    mask = dump.loss_mask
     if "weight" not in dump:
         return StageVerdict(name, "not recomputed", reason="the dump has no weight")
     if "rollout_log_prob" not in dump:
@@ -223,14 +228,16 @@ def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | Non
     if ours is None and not found.loss.tried:
         return StageVerdict("loss", "not recomputed", theirs=float(dump["loss"]), reason=refused)
     theirs = float(dump["loss"])
-    narrowed, said = found.loss, refused
+    narrowed = found.loss
+    said = refused
     if found.both.matches:
         narrowed = found.both
         fewer = len(found.both.matches) < len(found.loss.matches)
         said = "the gradient decided among them" if fewer else refused
     if ours is None:
         return StageVerdict("loss", _verdict(False, narrowed), None, theirs, "", narrowed, said)
-    value, slope = float(ours[0]), ours[1]
+    value = float(ours[0])
+    slope = ours[1]
     stated = bool(narrowed.matches) and not narrowed.matches[0].departures
     near = abs(value - theirs) <= ATOL + dump.rtol * abs(theirs)
     if "grad_log_prob" in dump:  # then a number that is near by chance is not the same

@@ -86,10 +86,17 @@ def stated_rewards(dump: Dump) -> Convention:
 def stated_token_advantage(spec: Any) -> Convention:
     """What a spec says on the axes of an estimate; empty for one that they can't express."""
     if isinstance(spec, Gae):
-        estimate, discount, standard = GAE, f"{spec.gamma:g} and {spec.lam:g}", spec.whiten
-        sample, inside = spec.whiten_ddof == 1, spec.whiten_epsilon == "inside"
+        estimate = GAE
+        discount = f"{spec.gamma:g} and {spec.lam:g}"
+        standard = spec.whiten
+        sample = spec.whiten_ddof == 1
+        inside = spec.whiten_epsilon == "inside"
     elif isinstance(spec, ReinforcePp):
-        estimate, discount, standard, sample, inside = TO_GO, f"{spec.gamma:g} and 1", True, True, True
+        estimate = TO_GO
+        discount = f"{spec.gamma:g} and 1"
+        standard = True
+        sample = True
+        inside = True
     else:
         return {}
     return {

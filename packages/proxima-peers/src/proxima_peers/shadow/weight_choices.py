@@ -14,7 +14,11 @@ from proxima.data import UserError
 from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 
-LEVEL, BOUND, LOWER, TOWARDS, NORMALISED = "weight of", "bound", "lower bound", "numerator", "divided by their mean"
+LEVEL = "weight of"
+BOUND = "bound"
+LOWER = "lower bound"
+TOWARDS = "numerator"
+NORMALISED = "divided by their mean"
 LEVELS = {
     "token": "the token",
     "sequence": "the answer, the product of its tokens",

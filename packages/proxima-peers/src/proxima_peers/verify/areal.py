@@ -51,7 +51,9 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
         yield None, []
         return
     level, action, metric = (options.get(name, default) for name, default in REJECTION_DEFAULTS)
-    reduce, upper, lower = options.get("agg", "mean"), options.get("upper", 5.0), options.get("lower")
+    reduce = options.get("agg", "mean")
+    upper = options.get("upper", 5.0)
+    lower = options.get("lower")
     if lower is None and metric == "ratio":
         lower = 0.0
     weights: Any = "token" if level == "token" else "geometric"
@@ -76,7 +78,9 @@ def ppo(record: Record) -> Iterator[Attempt]:
     p = record.params
     padded = record.actor_batch(proximal_log_prob=record.tensor("prox_logp"))
     sequence = {"token": False, "sequence": True}[p.get("importance_sampling_level", "token")]
-    low, high, dual = p["eps_clip"], p.get("eps_clip_higher"), p.get("c_clip")
+    low = p["eps_clip"]
+    high = p.get("eps_clip_higher")
+    dual = p.get("c_clip")
     high = low if high is None else high
     low = min(low, 1.0)  # a ratio is positive
     spec: Any = Gspo(low, high, "sequence", dual) if sequence else PpoClip(low, high, dual)
@@ -110,9 +114,11 @@ def _farthest(b: PolicyBatch) -> float:
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
     """The loss with the sequence ratio over the tokens kept by rejection, weights per token, and the original
     denominator (A5)."""
-    keep, weight = b.loss_mask, torch.ones_like(b.log_prob)
+    keep = b.loss_mask
+    weight = torch.ones_like(b.log_prob)
     for corrected in (correction(b) for correction in corrections):
-        keep, weight = keep & corrected.keep, weight * corrected.weight
+        keep = keep & corrected.keep
+        weight = weight * corrected.weight
     token = spec(replace(b, loss_mask=keep))
     aggregate = TokenMean()
     return aggregate(torch.where(keep, token.loss * weight, 0.0), b) / aggregate.denominator(b.loss_mask, b.cu_seqlens)
@@ -207,8 +213,10 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
 def masked_normalization(record: Record) -> Iterator[Attempt]:
     """functional.masked_normalization, where padding counts as 0; ours has the unbiased standard deviation (A7)."""
     p = record.params
-    mask, values = record.mask, record.tensor("values")
-    epsilon, biased = p.get("eps", 1e-5), not p.get("unbiased", False)
+    mask = record.mask
+    values = record.tensor("values")
+    epsilon = p.get("eps", 1e-5)
+    biased = not p.get("unbiased", False)
     p.mark_irrelevant("all_reduce")  # there is only one process
     loose = (3e-7, 1e-9) if p.get("high_precision", True) else (2e-6, 1e-6)  # the results are float32
     shrunk = math.sqrt(1 - 1 / int(mask.sum())) if biased else 1.0  # the biased deviation, as a share of ours
@@ -222,7 +230,9 @@ def normalization(record: Record) -> Iterator[Attempt]:
     p = record.params
     x = as_tensor(record.inputs["x"])
     mean, std, alone = p.get("mean_level", "batch"), p.get("std_level", "batch"), p.get("mean_leave1out", False)
-    size, epsilon, biased = p.get("group_size", 1) or 1, p.get("eps", 1e-5), not p.get("std_unbiased", True)
+    size = p.get("group_size", 1) or 1
+    epsilon = p.get("eps", 1e-5)
+    biased = not p.get("std_unbiased", True)
     if mean not in ("batch", "group") or (mean, std) == ("batch", "group"):
         raise UnsupportedRecord(f"nothing of ours centres by {mean} and scales by {std}")
     group = torch.arange(len(x)) // (size if mean == "group" else len(x))
@@ -272,7 +282,9 @@ def ppo_numbers(
         corrections: ours for its rejection sampling: a rejection and plain weights (mask), or only weights (clamp).
         sequence: one ratio per sequence.
     """
-    kept, weight, behave = padded.mask, None, {}
+    kept = padded.mask
+    weight = None
+    behave = {}
     if corrections:
         *rejecting, weighing = [correction(padded.b) for correction in corrections]
         for rejected in rejecting:
@@ -284,8 +296,10 @@ def ppo_numbers(
     gap = record.tensor("logp") - record.tensor("prox_logp")
     ratio, advantage = _reported_ratio(record, kept, gap, sequence=sequence)
     low, high, dual = clip
-    plain, bounded = -advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high)
-    loss, far = torch.maximum(plain, bounded), torch.zeros_like(kept)
+    plain = -advantage * ratio
+    bounded = -advantage * ratio.clamp(1 - low, 1 + high)
+    loss = torch.maximum(plain, bounded)
+    far = torch.zeros_like(kept)
     if dual is not None:  # for both signs (A4)
         far = kept & (dual * advantage.abs() < loss)
         loss = torch.minimum(loss, dual * advantage.abs())

@@ -45,8 +45,10 @@ def policy_losses(record: Record) -> Iterator[Attempt]:
 def _numbers(b: PolicyBatch, keep: Tensor, *, signed: bool) -> dict[str, list[float]]:
     """Each metric's values, one per sequence, 0 where there is no such token."""
     assert b.behavior_log_prob is not None and b.advantage is not None
-    far, dropped = k3(b.log_prob - b.behavior_log_prob), b.loss_mask & ~keep
-    raised, lowered = b.advantage > 0, b.advantage < 0
+    far = k3(b.log_prob - b.behavior_log_prob)
+    dropped = b.loss_mask & ~keep
+    raised = b.advantage > 0
+    lowered = b.advantage < 0
     means = {
         "masked_mismatch_kl": (far, dropped),
         "unmasked_mismatch_kl": (far, keep),

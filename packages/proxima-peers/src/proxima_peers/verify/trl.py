@@ -91,7 +91,9 @@ def grpo(record: Record) -> Iterator[Attempt]:
     if kind not in AGGREGATES:
         raise UnsupportedRecord(f"no reading of loss_type {kind!r}")
     refuse_more(p)
-    padded, spec, aggregate = rows_of(record), trl_surrogate(p), AGGREGATES[kind](p)
+    padded = rows_of(record)
+    spec = trl_surrogate(p)
+    aggregate = AGGREGATES[kind](p)
     penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True))) if beta else None
     corrections = _corrections(record)
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)

@@ -39,7 +39,9 @@ def gmpo(record: Record) -> Iterator[Attempt]:
     record = without_tools(record)
     record.inputs.mark_irrelevant("num_items_in_batch")
     p = record.params
-    padded, beta, share = rows_of(record), p.get("beta", 0.0), p.get("top_entropy_quantile", 1.0)
+    padded = rows_of(record)
+    beta = p.get("beta", 0.0)
+    share = p.get("top_entropy_quantile", 1.0)
     penalty = K3(beta) if beta else None
     spec: Any = GeoMean(*epsilons(p), "log_ratio")
     steps = accumulation(p)
@@ -94,7 +96,8 @@ def dppo(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
     record = without_tools(record)
     p = record.params
-    padded, beta = rows_of(record), p.get("beta", 0.0)
+    padded = rows_of(record)
+    beta = p.get("beta", 0.0)
     low, high = p.get("epsilon_low", 0.15), p.get("epsilon_high", 0.15)
     spec = Dppo(p.get("divergence_type", "binary_tv"), high, low, p.get("clip_ratio_c", 20.0))
     check_needs(spec, padded.b)
@@ -129,14 +132,16 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer's sampler correction: `mask` is 0 outside of inclusive bounds, `truncate` clamps both sides (T11)."""
     p = record.params
     level, _, mode = p.get("vllm_importance_sampling_mode", "sequence_mask").rpartition("_")
-    low, high = p.get("clip_min"), p.get("clip_max", 3.0)
+    low = p.get("clip_min")
+    high = p.get("clip_max", 3.0)
     p.mark_irrelevant("use_vllm", "vllm_importance_sampling_correction")
     proximal, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
     available = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
     proximal, sampling = torch.where(available, proximal, 0.0), torch.where(available, sampling, 0.0)
     padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
-    upper, lower = float("inf") if high is None else high, 0.0 if low is None else low
+    upper = float("inf") if high is None else high
+    lower = 0.0 if low is None else low
     spec = Importance(level=level, bound=bound, upper=upper, lower=lower)
     theirs = as_tensor(record.expected["importance_sampling_ratio"])
     weight, where = padded.rows(spec(padded.b).weight), padded.mask  # theirs is 1, bounded, at padding

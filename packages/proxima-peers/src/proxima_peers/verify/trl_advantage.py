@@ -65,7 +65,8 @@ def _advantage_block(
         each: standardise every reward function within its groups of `size`, and then their sum over the batch.
     """
     values, factor = precision
-    rewards, unknown = parts.to(values), parts.isnan().all(1)
+    rewards = parts.to(values)
+    unknown = parts.isnan().all(1)
     if each:
         rows = rewards.view(-1, size, rewards.shape[1])
         rewards = ((rows - rows.nanmean(1, keepdim=True)) / (_deviation(rows, factor) + 1e-4)).view(rewards.shape)
@@ -93,7 +94,8 @@ def _deviation(rows: Tensor, factor: torch.dtype) -> Tensor:
 
 def rloo_advantages(record: Record) -> Iterator[Attempt]:
     """RLOOTrainer's advantage block."""
-    size, normalised = record.params["num_generations"], bool(record.params.get("normalize_advantages", False))
+    size = record.params["num_generations"]
+    normalised = bool(record.params.get("normalize_advantages", False))
     reward = as_tensor(record.inputs["rewards"])
     o = Outcomes.of(reward, torch.arange(len(reward)) // size, reward.isfinite())
     exact, theirs = (

@@ -16,7 +16,8 @@ def distillation(record: Record) -> Iterator[Attempt]:
     """generalized_jsd_loss: β = 0 is the forward KL and 1 the reverse KL (T21), in between js. With `top_k`, from the
     top K, with a tail bucket, of the teacher at β = 0 and of the student at 1."""
     p = record.params
-    beta, top_k = float(p.get("beta", 0.5)), int(p.get("top_k", 0))
+    beta = float(p.get("beta", 0.5))
+    top_k = int(p.get("top_k", 0))
     if p.get("reduction", "batchmean") != "batchmean" or (not p.get("add_tail", True) and top_k):
         raise UnsupportedRecord("only the reduction batchmean, and the top K with a tail, have a reading")
     if top_k and 0 < beta < 1:

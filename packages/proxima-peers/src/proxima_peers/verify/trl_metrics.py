@@ -21,7 +21,8 @@ def loss_token_mean(values: Tensor, mask: Tensor) -> float:
 
 def epsilons(p: Tracked) -> tuple[float, float]:
     """The clip range below and above 1; `epsilon_high` is `epsilon_low` unless given."""
-    low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
+    low = p.get("epsilon_low", 0.2)
+    high = p.get("epsilon_high")
     return low, low if high is None else high
 
 
@@ -29,7 +30,8 @@ def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dic
     """Shares of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage, and the extremes of
     these shares over the rows; a row without tokens has no share (T9)."""
     fall, rise = epsilons(p)
-    low, high = (gap < -fall) & (advantage < 0), (gap > rise) & (advantage > 0)
+    low = (gap < -fall) & (advantage < 0)
+    high = (gap > rise) & (advantage > 0)
 
     def of_rows(x: Tensor) -> Tensor:
         return x[:, 0].double() if x.shape[1] == 1 and mask.shape[1] != 1 else (x & mask).sum(1).double() / mask.sum(1)
@@ -66,7 +68,8 @@ def _common(record: Record, mask: Tensor, ratio: Tensor | float = 1.0) -> dict[s
 def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
     """GRPOTrainer. `sampler` [B, T] or [B, 1]: ratios that vespo multiplies into its weight, padding included (T7)."""
     p = record.params
-    args, kind = {**p, **p.section("args")}, p.get("loss_type", "dapo")
+    args = {**p, **p.section("args")}
+    kind = p.get("loss_type", "dapo")
     mask, log_ratio, advantage = _rows(record)
     level = p.get("importance_sampling_level", "token")
     if level == "token":

@@ -79,7 +79,8 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
         names = [name for name in record.inputs if side in name and name not in read]  # log Σ p², under any name
         if len(names) != 1:
             raise KeyError(f"{side}: log of the sum of squared probabilities")
-        squares, edges = record.tensor(names[0]).flatten(), torch.arange(rows + 1) * width
+        squares = record.tensor(names[0]).flatten()
+        edges = torch.arange(rows + 1) * width
         out = out * wpo_weight(leaf.flatten(), squares, masks[side].flatten(), edges)
     return out
 

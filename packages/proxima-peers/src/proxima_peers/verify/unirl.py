@@ -49,7 +49,8 @@ def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
 def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
     """The clip range below and above at the current progress of its schedule; UniRL keeps the range constant under a
     schedule of an unknown name."""
-    low, high = p.get("clip_range", CLIP_RANGES[kind]), p.get("clip_range_high")
+    low = p.get("clip_range", CLIP_RANGES[kind])
+    high = p.get("clip_range_high")
     decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
     if decay is not None and progress is None:
         raise UnsupportedRecord(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
@@ -196,7 +197,8 @@ def numbers_of(spec: Any, b: PolicyBatch, keep: Tensor) -> dict[str, Any]:
 def _clip_numbers(gap: Tensor, spec: Any) -> dict[str, Any]:
     """Metrics of the clipped ratio, and k2 of its log (U6)."""
     ratio = gap.exp()
-    above, below = ratio - 1 > spec.epsilon_high, 1 - ratio > spec.epsilon_low
+    above = ratio - 1 > spec.epsilon_high
+    below = 1 - ratio > spec.epsilon_low
     return {
         "ratio_mean": ratio.mean(),
         "ratio_std": ratio.std() if len(ratio) > 1 else 0.0,
@@ -240,7 +242,8 @@ def normalizers(record: Record) -> Iterator[Attempt]:
     for label, rows in enumerate(members or []):
         group[rows] = label
     grouped = members is not None
-    epsilon, share = p.get("epsilon", 1e-8), p.get("trim_outliers_ratio", 0.0) if grouped else 0.0
+    epsilon = p.get("epsilon", 1e-8)
+    share = p.get("trim_outliers_ratio", 0.0) if grouped else 0.0
     scale: Any = "batch" if grouped and p.get("use_global_std", False) else "group"
     if share > 0:
         ours = trimmed(reward, group, share, reward.std() if scale == "batch" else None, epsilon)

@@ -66,7 +66,8 @@ def token_loss(record: Record, values: Tensor, b: PolicyBatch) -> Loss:
 
 def step_value(record: Record, loss: Loss) -> Tensor:
     """The loss with the denominators of the whole step, if the record has them."""
-    counts, mode = counts_of_step(record), record.params["loss_agg_mode"]
+    counts = counts_of_step(record)
+    mode = record.params["loss_agg_mode"]
     name = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
     given = None if name is None else counts[name]
     return (loss.value if given is None else loss.numerator / given) * (counts["dp_size"] or 1)
@@ -115,7 +116,8 @@ def policy(record: Record) -> Iterator[Attempt]:
         yield from bypass(record)
         return
     padded = policy_rows(record)
-    spec, aggregate = verl_surrogate(record), aggregate_of(record, padded.mask.shape[1])
+    spec = verl_surrogate(record)
+    aggregate = aggregate_of(record, padded.mask.shape[1])
     counts_of_step(record)
     record.params.mark_irrelevant(*ACTOR_OPTIONS)
     if spec is None:
@@ -171,7 +173,8 @@ def policy_rows(record: Record) -> Padded:
 
 def _geo_mean_weighted(spec: GeoMean, weight: Tensor, b: PolicyBatch) -> Any:
     """verl's geo_mean, in which given weights enter as the geometric mean of w + 1e-10 (P10)."""
-    out, mean = spec(b), segment_mean((weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
+    out = spec(b)
+    mean = segment_mean((weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
     return replace(out, loss=out.loss * mean[b.sequence_index])
 
 
@@ -192,7 +195,8 @@ def bypass(record: Record) -> Iterator[Attempt]:
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
         checks = record.loss_checks(step_value(record, loss_of(padded.b, spec, aggregate, chosen)), padded.leaf)
-        actor, others = actor_numbers(spec, kept), correction_numbers(own, padded, more, "current", inverted=inverted)
+        actor = actor_numbers(spec, kept)
+        others = correction_numbers(own, padded, more, "current", inverted=inverted)
         yield reason, [*checks, *number_checks(record, actor | others)]
         if not bool(kept.loss_mask.any()):
             empty, nothing = _of_no_token(record, actor)
@@ -242,7 +246,8 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
     b = PolicyBatch.from_padded(record.mask, log_prob=kl)
     for mode, numbers in record.expected.get("agg", {}).items():
         aggregated = replace(record, params=Tracked({"loss_agg_mode": mode}))
-        value, loose = token_loss(aggregated, b.log_prob, b).value, aggregated.tolerance()
+        value = token_loss(aggregated, b.log_prob, b).value
+        loose = aggregated.tolerance()
         checks.append(record.expect(f"agg.{mode}.loss", value.detach(), *loose))
         if "grad_logp" in numbers:
             (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
@@ -253,9 +258,11 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
 def adaptive_kl(record: Record) -> Iterator[Attempt]:
     """core_algos.AdaptiveKLController"""
     p = record.params
-    controller, sizes = AdaptiveCoefficient(p["target_kl"], p["horizon"]), record.inputs["n_steps"]
+    controller = AdaptiveCoefficient(p["target_kl"], p["horizon"])
+    sizes = record.inputs["n_steps"]
     for unbounded in (False, True) if max(sizes, default=0) > controller.horizon else (False,):
-        beta, values = p["init_kl_coef"], []
+        beta = p["init_kl_coef"]
+        values = []
         for kl, samples in zip(record.inputs["current_kl"], sizes, strict=True):
             beta = _next_coefficient(controller, beta, kl, samples, unbounded=unbounded)
             values.append(beta)
@@ -280,7 +287,8 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
     cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)])
     shaped = spec(record.tensor("token_level_scores").sum(1), policy, reference, mask[mask], cu_seqlens)
     rewards = torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, shaped.reward.double())
-    empty, beta = not bool(shaped.some.all()), p["init_kl_coef"]
+    empty = not bool(shaped.some.all())
+    beta = p["init_kl_coef"]
     for of_all in (False, True) if empty else (False,):
         mean = float(shaped.kl.mean()) if of_all else shaped.mean_kl
         for unbounded in (False, True) if len(mask) > adaptive.horizon else (False,):
@@ -296,7 +304,8 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
 
 def whitening(record: Record) -> Iterator[Attempt]:
     """torch_functional.masked_mean, masked_var, masked_whiten; at padding verl leaves garbage (P18)."""
-    mask, values = record.mask, record.tensor("values")
+    mask = record.mask
+    values = record.tensor("values")
     chosen = values[mask]
     checks = [record.expect("mean", chosen.mean(), 1e-8, scale=float(chosen.abs().mean()))]
     checks += record.checks({"var": chosen.var(), "var_biased": chosen.var(correction=0)}, under="")

@@ -166,7 +166,8 @@ def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
         return torch.cat([table, table[single] * sign if sign < 0 else table[single]]).flatten()
 
     assert rewards.group is not None
-    count, width = rows + int(single.sum()), len(rewards.reward) // rows
+    count = rows + int(single.sum())
+    width = len(rewards.reward) // rows
     own = torch.where(single, torch.arange(rows) - rows - int(rewards.group.abs().max()), rewards.group)
     return TokenRewards(
         reward=joined(rewards.reward, -1.0),
@@ -196,6 +197,7 @@ def _by_column(rewards: TokenRewards, spec: OptimalTokenBaseline, width: int) ->
             rows = (rewards.group == label).nonzero().flatten()
             counts = mask[rows].sum(1).sort(descending=True)
             if len(rows) > 1 and counts.values[0] > counts.values[1]:
-                longest, beyond = rows[counts.indices[0]], int(counts.values[1])
+                longest = rows[counts.indices[0]]
+                beyond = int(counts.values[1])
                 out[longest, beyond:] = returns[longest, beyond:]
     return out.flatten()

@@ -56,7 +56,8 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         own = spec(b).metrics
         both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens
         numbers |= {"pg_clipfrac": replace(both, count=both.count / 2), "pg_clipfrac_lower": own["clip_fraction_dual"]}
-        ratio, advantage = masked_ratio(b), b.masked("advantage")
+        ratio = masked_ratio(b)
+        advantage = b.masked("advantage")
         bounded = ratio.clamp(1 - spec.epsilon_low, 1 + spec.epsilon_high)
         if bool(((ratio - bounded).abs().clamp(max=1e-12) < 1e-12)[ratio != bounded].any()):
             # Exactly on the edge, it matters whether the products with the advantage round to the same number.
@@ -83,7 +84,8 @@ def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
     log_q, log_p = b.masked("log_prob"), b.masked("behavior_log_prob")
     far = DIVERGENCES[spec.divergence](log_p, log_q)
     low = spec.delta if spec.delta_low is None else spec.delta_low
-    rises, falls = (far <= spec.delta) | (log_q <= log_p), (far <= low) | (log_q >= log_p)
+    rises = (far <= spec.delta) | (log_q <= log_p)
+    falls = (far <= low) | (log_q >= log_p)
     return torch.where(b.masked("advantage") > 0, rises, falls)
 
 
@@ -186,7 +188,8 @@ class ReportedRejection:
 
     def numbers(self, b: PolicyBatch) -> Metrics:
         """The metrics that 0.9 reports, under bare names; verl leaves out empty rows here too."""
-        values, mask = self.values(b), b.loss_mask
+        values = self.values(b)
+        mask = b.loss_mask
         token = values if self.rule.level == "token" else values[b.sequence_index]
         row = segment_mean(token, mask, b.cu_seqlens) if self.rule.level == "token" else values
         some = segment_count(mask, b.cu_seqlens) > 0

@@ -148,7 +148,8 @@ def pr3694(record: Record) -> Iterator[Attempt]:
     p = record.params
     padded = rows(record)
     bounds: dict[str, Any] = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
-    level, bound = p.get("rollout_is_level", "token"), bounds[p.get("rollout_is_mode", "truncate")]
+    level = p.get("rollout_is_level", "token")
+    bound = bounds[p.get("rollout_is_mode", "truncate")]
     upper, lower = p.get("rollout_is_threshold"), p.get("rollout_is_threshold_lower")
     veto = p.get("rollout_is_veto_threshold", 1e-4)
     if upper is None:  # off (P35)
@@ -179,7 +180,8 @@ def version07(record: Record) -> Iterator[Attempt]:
     drops: list[Any] = []
     bounded: Importance | None = None
     if (level := p.get("rollout_rs")) is not None:
-        high, low = p.get("rollout_rs_threshold", 2.0), p.get("rollout_rs_threshold_lower")
+        high = p.get("rollout_rs_threshold", 2.0)
+        low = p.get("rollout_rs_threshold_lower")
         where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
         drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
         bounded = Importance(level, "none", high, low)

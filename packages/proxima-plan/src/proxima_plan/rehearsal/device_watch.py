@@ -53,7 +53,8 @@ class DeviceWatch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes, self.waits = LiveBytes(), Counter[str]()
+        self.bytes = LiveBytes()
+        self.waits = Counter[str]()
         self.kind = ACTIVATIONS
         self._storages: dict[int, tuple[str, int, Any]] = {}
         self._pinned = set[int]()  # where pinned memory begins
@@ -83,7 +84,8 @@ class DeviceWatch(TorchDispatchMode):
         return self._kept(func(*args, **kwargs))
 
     def __enter__(self) -> "DeviceWatch":
-        self._undo, self._resize = ExitStack(), torch.UntypedStorage.resize_
+        self._undo = ExitStack()
+        self._resize = torch.UntypedStorage.resize_
         for owner, name, stand_in in (
             (FakeTensor, "tolist", _tolist),
             (torch.UntypedStorage, "resize_", lambda own, size: self._resized(own, size)),  # FSDP frees layers with it
@@ -138,7 +140,9 @@ class DeviceWatch(TorchDispatchMode):
         """Copy within the device, or between it and the host; a copy to the host gets plausible data."""
         writes = func is aten.copy_.default  # else it makes a copy
         source = args[1] if writes else args[0]
-        before, target, dtype = _is_there(source), _target(kwargs), kwargs.get("dtype") or source.dtype
+        before = _is_there(source)
+        target = _target(kwargs)
+        dtype = kwargs.get("dtype") or source.dtype
         after = _is_there(args[0]) if writes else before if target is None else target == NAME
         if before and after:
             return self._kept(func(*args, **kwargs))
@@ -170,7 +174,8 @@ class DeviceWatch(TorchDispatchMode):
                 continue
             if not one_value:
                 self.wait("index by a mask")
-            size, device = index.numel(), args[0].device
+            size = index.numel()
+            device = args[0].device
             indices += [torch.empty(size, dtype=torch.long, device=device) for _ in range(index.dim())]
         return (args[0], indices, *args[2:])
 
@@ -202,7 +207,8 @@ class DeviceWatch(TorchDispatchMode):
         return outputs
 
     def _resized(self, storage: Any, size: int) -> Any:
-        result, key = self._resize(storage, size), storage._cdata
+        result = self._resize(storage, size)
+        key = storage._cdata
         if key in self._storages:
             kind, before, reference = self._storages[key]
             after = _rounded(storage.nbytes())

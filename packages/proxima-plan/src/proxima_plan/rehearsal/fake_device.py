@@ -53,7 +53,8 @@ class _FakeEvent(_FakeStream):
 class _Backend(backend_registration._DummyBackendModule):
     """The module that torch requires of a device backend."""
 
-    Stream, Event = _FakeStream, _FakeEvent
+    Stream = _FakeStream
+    Event = _FakeEvent
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]

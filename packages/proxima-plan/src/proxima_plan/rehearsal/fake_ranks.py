@@ -28,7 +28,8 @@ def fake_ranks(count: int, ranks_per_share: int = 1) -> Iterator[Ranks]:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    original, experts.host_counts = experts.host_counts, _even_counts
+    original = experts.host_counts
+    experts.host_counts = _even_counts
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         yield _FakeRanks(count, ranks_per_share)
@@ -49,7 +50,8 @@ class _FakeRanks(Ranks):
     norm = staticmethod(total_norm)
 
     def __init__(self, count: int, ranks_per_share: int = 1) -> None:
-        self.size, self.ranks_per_share = count, ranks_per_share
+        self.size = count
+        self.ranks_per_share = ranks_per_share
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size

@@ -79,7 +79,8 @@ class FakeLoader:
         """
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-        revision, sharding = given.get("revision"), self.sharding
+        revision = given.get("revision")
+        sharding = self.sharding
         if sharding is not None:
             sharding = sharding if path == self.path else auxiliary_sharding(sharding, path, revision)
             require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)  # type: ignore[arg-type]

@@ -82,11 +82,15 @@ def shape_of(config: Any, batch: GroupStep | ExampleStep, shares: int = 1) -> St
     if isinstance(batch, GroupStep):
         length = longest_completion(config.task, config.sampling)
         updates = min(2, batch.updates)
-        prompt, wanted = max(1, batch.longest - length), batch.kept or batch.completions
+        prompt = max(1, batch.longest - length)
+        wanted = batch.kept or batch.completions
         most = batch.prompts // config.train.updates_per_step
     else:
-        prompt, updates, most = max(1, batch.longest // 2), 1, batch.examples
-        length, wanted = max(1, batch.longest - prompt), 1 if _is_single(config) else 2
+        prompt = max(1, batch.longest // 2)
+        updates = 1
+        most = batch.examples
+        length = max(1, batch.longest - prompt)
+        wanted = 1 if _is_single(config) else 2
     tokens = MICRO_BATCHES * max(config.train.tokens_per_micro_batch, prompt + length)
     size = min(wanted, max(2, math.ceil(tokens / length)))
     groups = min(math.ceil(tokens / (prompt + size * length)), math.ceil(most / shares))
@@ -110,7 +114,9 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
             the exception, with the line of our code.
     """
     config = decided_on_gpus(config)  # as which the fake device behaves
-    start, device, sharding = time.perf_counter(), fake_device(), _sharding(config, ranks)
+    start = time.perf_counter()
+    device = fake_device()
+    sharding = _sharding(config, ranks)
     together = 1 if sharding is None else sharding.ranks_per_share
     watch = watch or DeviceWatch()
     with fake_ranks(ranks, together) as group, FakeTensorMode(allow_non_fake_inputs=True), watch:
@@ -179,7 +185,8 @@ def _filled(part: Training, items: Sequence[Any]) -> list[Any]:
 
 def _located(error: Exception) -> str:
     """Describe the error with the innermost line of our own code."""
-    here, foreign = Path(__file__).parent, ("site-packages", "lib")
+    here = Path(__file__).parent
+    foreign = ("site-packages", "lib")
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

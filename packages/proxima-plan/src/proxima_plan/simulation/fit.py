@@ -44,7 +44,8 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
     Raises:
         UserError: the folder is not a run, or has fewer than two finished steps with rollouts.
     """
-    run, files = read_run(folder), RunFolder(folder)
+    run = read_run(folder)
+    files = RunFolder(folder)
     steps = [record for record in run.train if files.rollout_file(int(record["step"])).is_file()]
     if len(steps) < 2:
         raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
@@ -79,9 +80,11 @@ def _assumed(files: RunFolder, steps: Sequence[Record], resolved: Resolved[Any])
 def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved[Any], devices: Devices) -> Assumptions:
     """Return the assumptions with the speed of engine and trainer with which a simulation of the run itself has them as
     busy as they were, for each token."""
-    real, config = figures_of(steps), generating(resolved, "--from")
+    real = figures_of(steps)
+    config = generating(resolved, "--from")
     config = replace(config, train=replace(config.train, steps=len(steps) + WARM_UP))
-    plan, runtime = plan_recipe(resolved, devices), config.runtime
+    plan = plan_recipe(resolved, devices)
+    runtime = config.runtime
     lag, concurrent = (runtime.max_lag, runtime.max_concurrent_rollouts) if runtime.overlaps else (0, None)
     for _ in range(ROUNDS):
         run = simulate_lag(config, plan, assumed, lag, concurrent)

@@ -69,7 +69,8 @@ def simulate_lag(
     config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int, concurrent: int | None, most: int | None = None
 ) -> list[dict[str, Any]]:
     """Simulate one run on the layout of a plan, and return the records of its steps, of its first `most` if given."""
-    layout, completions = plan.layout, config.train.completions_per_prompt
+    layout = plan.layout
+    completions = config.train.completions_per_prompt
     load = replace(assumed.load(plan.load), lag=lag, concurrent=(concurrent or 0) * completions or None)
     if layout.in_process:
         slots = padded_rows(load.engine.slots or load.sequences)

@@ -38,8 +38,10 @@ class TimedThread(ComputeThread):
 
     def __init__(self, engine: TimedEngine, *, shared: bool) -> None:
         super().__init__()
-        self.engine, self.shared = engine, shared
-        self._turn, self._owed = asyncio.Lock(), 0.0
+        self.engine = engine
+        self.shared = shared
+        self._turn = asyncio.Lock()
+        self._owed = 0.0
 
     def spend(self, seconds: float) -> None:
         """Make the running call take `seconds` longer."""
@@ -48,7 +50,8 @@ class TimedThread(ComputeThread):
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
         async with self._turn:
             result = call(*arguments)
-            seconds, self._owed = self._owed, 0.0
+            seconds = self._owed
+            self._owed = 0.0
             if seconds and self.shared:
                 self.engine.hold(True)
             await asyncio.sleep(seconds)
@@ -65,10 +68,12 @@ class TimedPrompts:
     pool = None
 
     def __init__(self, length: float) -> None:
-        self.tokens, self.uid = np.broadcast_to(np.int32(0), round(length)), 0
+        self.tokens = np.broadcast_to(np.int32(0), round(length))
+        self.uid = 0
 
     def next(self, n: int) -> list[Prompt]:
-        first, self.uid = self.uid, self.uid + n
+        first = self.uid
+        self.uid = self.uid + n
         return [Prompt(uid=uid, messages=(), tokens=self.tokens) for uid in range(first, self.uid)]
 
     def state(self) -> dict[str, Any]:
@@ -81,7 +86,8 @@ class TimedRewards:
     """The rewards as a generator uses them: every group is scored when its time is over."""
 
     def __init__(self, times: Times, *, whole_batch: bool) -> None:
-        self.times, self.has_batch = times, whole_batch
+        self.times = times
+        self.has_batch = whole_batch
         self.awaited: dict[str, list[int]] = {}
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -145,7 +151,8 @@ class RecordsInMemory(RunStore):
     def __init__(self, journal: Journal, folder: RunFolder, clock: Clock, most: int) -> None:
         activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
         super().__init__(journal, folder, Disk(folder.path, lambda text: None), activity)
-        self.steps, self.most = list[dict[str, Any]](), most
+        self.steps = list[dict[str, Any]]()
+        self.most = most
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
         self.steps.append(dict(record))

@@ -78,7 +78,8 @@ def simulate_scale(
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
         sizes = [max(1, int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine))]
-    within_node, rows = [n for n in sizes if n <= devices[0].kind.node], []
+    within_node = [n for n in sizes if n <= devices[0].kind.node]
+    rows = []
     for done, asked in enumerate(devices):
         progress(done, len(devices))
         pair = []
@@ -108,7 +109,8 @@ def _best(config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], as
 def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int = 0) -> ScaledRun:
     """Simulate a run on the layout of a plan and measure its middle: at the beginning the engines are empty, and
     towards the end nothing new is generated."""
-    around, steps = lag + 1 if lag else 0, min(STEPS, config.train.steps)
+    around = lag + 1 if lag else 0
+    steps = min(STEPS, config.train.steps)
     config = replace(config, train=replace(config.train, steps=steps + 2 * around))
     concurrent = (lag + 1) * config.train.prompts_per_step if lag else None
     measured = simulate_lag(config, plan, assumed, lag, concurrent, most=around + steps)[around:]

@@ -118,7 +118,8 @@ def simulate_run(
 def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) -> Controller:
     """Build a controller like that of `RlWorkload`, with parts that only take time. Each prompt has
     one completion, which stands for all of them."""
-    engine, times = thread.engine, thread.engine.times
+    engine = thread.engine
+    times = thread.engine.times
     factor = prompts_factor(config.algorithm.selection, config.train.completions_per_prompt)
     config = replace(  # steps, and nothing between them
         config,
@@ -126,7 +127,8 @@ def _controller(config: RunConfig, store: RecordsInMemory, thread: TimedThread) 
         train=replace(config.train, prompts_per_step=factor * config.train.prompts_per_step),
         checkpoint=CheckpointConfig(),
     )
-    observer, prompts = Observer(), cast(Any, TimedPrompts(times.load.prompt))
+    observer = Observer()
+    prompts = cast(Any, TimedPrompts(times.load.prompt))
     rewards = TimedRewards(times, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward))
     spec = replace(engine.spec, completions=1, greedy_baseline=False)
     generator = GroupGenerator(Executor(cast(Any, engine)), cast(Any, rewards), spec, engine.now)

@@ -77,8 +77,11 @@ class TimedEngine:
     capabilities = Capabilities(pause_modes=frozenset({"keep"}))
 
     def __init__(self, config: RunConfig, times: Times, replicas: int, slots: int, now: Callable[[], float]) -> None:
-        self.times, self.slots, self.now = times, slots, now
-        self.spec, self.interrupt = training_groups(config), getattr(config.engine, "interrupt", "recompute")
+        self.times = times
+        self.slots = slots
+        self.now = now
+        self.spec = training_groups(config)
+        self.interrupt = getattr(config.engine, "interrupt", "recompute")
         self.version = self.running = 0
         self.waiting: deque[TimedGroup] = deque()
         self.replicas = [TimedReplica(self) for _ in range(replicas)]
@@ -106,7 +109,8 @@ class TimedEngine:
 
     def lengths(self, uid: int) -> list[int]:
         """The tokens of each completion of a prompt."""
-        seed, most = self.spec.seed, self.times.load.longest
+        seed = self.spec.seed
+        most = self.times.load.longest
         drawn = (round(self.times.length(seed, uid, sample)) for sample in range(self.spec.size))
         return [max(1, min(length, most)) for length in drawn]
 
@@ -179,10 +183,13 @@ class TimedReplica:
         self.engine = engine
         self.pending: deque[TimedCompletion] = deque()  # of a prompt that has been read
         self.running: dict[TimedCompletion, None] = {}
-        self.progress, self.at, self.stalled_until = 0.0, engine.now(), 0.0
+        self.progress = 0.0
+        self.at = engine.now()
+        self.stalled_until = 0.0
         self.versions: list[tuple[float, int]] = [(0.0, 0)]  # progress, and the version of the tokens from then on
         self._ends: list[tuple[float, int, TimedCompletion]] = []  # a heap, by progress
-        self._numbers, self._known = count(), 0
+        self._numbers = count()
+        self._known = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -243,7 +250,8 @@ class TimedReplica:
             left = (self._ends[0][0] - self.progress) * self.engine.times.decode_step(len(self.running))
             delay = max(0.0, self.stalled_until - self.at) + max(0.0, left)
             self._timer = asyncio.get_running_loop().call_later(delay, self.settle)
-        before, self._known = self._known, len(self.running)
+        before = self._known
+        self._known = len(self.running)
         self.engine.settled(self, self._known - before)
 
     def _stall(self, tokens: int) -> None:
@@ -262,7 +270,8 @@ class TimedReplica:
 
     def _versions(self, completion: TimedCompletion) -> list[tuple[int, int]]:
         """Versions of the weights at the start of the decode steps of a completion, and its tokens of each."""
-        runs, end = list[tuple[int, int]](), completion.length
+        runs = list[tuple[int, int]]()
+        end = completion.length
         for progress, version in reversed(self.versions):
             first = min(end, max(0, math.ceil(progress - completion.begin - ROUNDING)))
             if first < end:

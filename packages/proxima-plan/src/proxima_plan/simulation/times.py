@@ -104,7 +104,8 @@ class Times:
 
     def training(self, lengths: Sequence[int]) -> float:
         """Return the seconds to train on completions of these lengths."""
-        load, times = self.load, self.plan.times
+        load = self.load
+        times = self.plan.times
         whole = [length + load.prompt_tokens for length in lengths]
         parts = max(1, load.updates // load.passes)
         updates = sum(times.update(Sequences.of(whole[i::parts])).seconds for i in range(min(parts, len(whole))))

@@ -244,7 +244,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if member["reused"]:
             raise RuntimeError("this worker is not a member")
         distributed: Any = torch.distributed
-        parallel, deadline = self.parallel_config, timedelta(seconds=member["form_seconds"])
+        parallel = self.parallel_config
+        deadline = timedelta(seconds=member["form_seconds"])
         rank = member["rank"] + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = distributed.TCPStore(member["host"], member["port"], is_master=False, timeout=deadline)
         prefix = distributed.PrefixStore(name, store)
@@ -265,7 +266,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     def _leave(self) -> None:
         """End the group, if there is one, and every collective that is open in it. The connections of gloo are closed
         with the last reference to the group or to one of its collectives: the other members then fail at once."""
-        group, self.group = self.group, None
+        group = self.group
+        self.group = None
         if group is not None:
             group[1].abort()
 
@@ -290,9 +292,11 @@ def from_group(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Buck
     group: by the fields of `GroupMember`. tensors: of each bucket, [[name, dtype, shape, first byte], …].
     """
     member = content["group"]
-    deadline, coming = timedelta(seconds=member["seconds"]), deque[tuple[Any, Any, Any]]()
+    deadline = timedelta(seconds=member["seconds"])
+    coming = deque[tuple[Any, Any, Any]]()
     options = torch.distributed.BroadcastOptions()
-    options.rootRank, options.timeout = 0, deadline
+    options.rootRank = 0
+    options.timeout = deadline
     group = None
     try:
         group = engine.join(member)

@@ -31,7 +31,8 @@ class AdapterFolders(WeightFolders):
         return sum(weight.numel() * (dtype or weight.dtype).itemsize for weight in weights)
 
     def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
-        lender, matrices = lender_of(model), dict[str, Tensor]()
+        lender = lender_of(model)
+        matrices = dict[str, Tensor]()
         for name in adapter_names(model):
             if lender is not None:  # of a sharded model
                 lender.load_parameter(name)

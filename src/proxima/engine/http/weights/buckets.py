@@ -36,14 +36,18 @@ class Bucket:
 
 def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], largest: int | None = None) -> list[Bucket]:
     """Assign tensors, in order, to buckets of at most `largest` bytes (None: `BUCKET`), each aligned to 16 bytes."""
-    buckets, places, start, end = list[Bucket](), list[TensorPlace](), 0, 0
+    buckets = list[Bucket]()
+    places = list[TensorPlace]()
+    start = 0
+    end = 0
 
     def close() -> None:
         nonlocal start, end
         size = -(-end // ALIGNED) * ALIGNED
         buckets.append(Bucket(start, size, tuple(places)))
         places.clear()
-        start, end = start + size, 0
+        start = start + size
+        end = 0
 
     for name, dtype, shape in tensors:
         place = TensorPlace(name, str(dtype).removeprefix("torch."), tuple(shape), -(-end // ALIGNED) * ALIGNED)

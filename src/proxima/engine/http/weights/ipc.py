@@ -131,7 +131,8 @@ class _Delivery:
         self._queues = {replica: asyncio.Queue[Mapping[str, Any] | _Ended]() for replica in replicas}
         self._loading = set[Replica]()  # those that have not loaded the last update
         self.turn = asyncio.Event()  # the weights can be read now
-        self._changed, self._stopped = threading.Condition(), False
+        self._changed = threading.Condition()
+        self._stopped = False
 
     def begin(self) -> None:
         """The weights can be read from now on. Called in the thread for tensor work, as the next three."""
@@ -284,7 +285,8 @@ class _BucketMemory:
     """
 
     def __init__(self, device: torch.device, *, named: bool) -> None:
-        self.device, self.named = device, named
+        self.device = device
+        self.named = named
         self._folder: LockedFolder | None = None
         self._files = dict[int, Path]()  # by the address of their first byte
 

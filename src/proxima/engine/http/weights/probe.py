@@ -115,7 +115,8 @@ def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None, *, oth
 
 def precision_of(module: nn.Module) -> torch.dtype:
     """That of `trainer_log_prob`."""
-    lender, dtype = lender_of(module), next(module.parameters()).dtype
+    lender = lender_of(module)
+    dtype = next(module.parameters()).dtype
     if lender is not None:
         dtype = lender.policy.compute_dtype if _has_float32(lender) else torch.bfloat16
     return dtype
@@ -155,7 +156,8 @@ def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
 def _plain(model: Any, attends: str) -> Iterator[None]:
     """Make the model's forward accept one sequence: no dropout, and this attention in the decoder."""
     decoder, _ = parts(model)
-    modes, attention = [(module, module.training) for module in model.modules()], decoder.config._attn_implementation
+    modes = [(module, module.training) for module in model.modules()]
+    attention = decoder.config._attn_implementation
     model.eval()
     if model._supports_sdpa:
         decoder.set_attn_implementation(attends)
@@ -202,7 +204,8 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None, names: Sequen
     movement = MOVED * (count / (len(parameters) if names is None else len(names))) ** 0.5
     amounts = list[float]()
     for parameter, (slope, square) in zip(parameters.values(), squares, strict=True):
-        steep, size = float(slope**0.5), float((square / max(1, parameter.numel())) ** 0.5) or 1.0
+        steep = float(slope**0.5)
+        size = float((square / max(1, parameter.numel())) ** 0.5) or 1.0
         if id(parameter) in unread:
             amounts.append(0.0)
         else:
@@ -224,7 +227,8 @@ def _squares(
     slopes = dict[int, Tensor]()
 
     def measure(parameter: Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
+        gradient = parameter.grad
+        parameter.grad = None
         if gradient is not None:
             slopes[id(parameter)] = _square(gradient)
 

@@ -149,7 +149,8 @@ class GroupTransport(StreamTransport):
         """See `StreamTransport`. After a break it is sent again, to those that are sound."""
         if alone:
             return (await self._sent(weights, replicas))[0]
-        failed, remaining = Errors(), list(replicas)
+        failed = Errors()
+        remaining = list(replicas)
         for _ in range(2):
             errors, broken = await self._sent(weights, remaining, reuse=True)
             if not errors:
@@ -239,7 +240,8 @@ class SenderGroup:
         self.port = store.port
         self.seconds = seconds
         self.form_seconds = min(FORM_SECONDS, seconds)
-        self.ranks, self.size = dict[str, int](), 1
+        self.ranks = dict[str, int]()
+        self.size = 1
         for replica in replicas:
             self.ranks[replica.url] = self.size
             self.size += replica.facts.workers
@@ -288,7 +290,10 @@ class SenderGroup:
     def abort(self) -> None:
         """End it, with every collective that is open. May be called twice, from another thread. The connections of gloo
         are closed with the last reference to the group or to one of its collectives: the members then fail at once."""
-        self.broken, group, self._group, self._store = True, self._group, None, None
+        self.broken = True
+        group = self._group
+        self._group = None
+        self._store = None
         if group is not None:
             group.abort()
 
@@ -309,7 +314,8 @@ class SenderGroup:
     def form(self, host: str) -> None:
         """Form the group, if it is not formed. Blocks until all members have joined."""
         if not self.formed and not self.broken:
-            self._group, self.formed = self._form(host), True
+            self._group = self._form(host)
+            self.formed = True
         if self.broken:  # while it was formed
             self.abort()
 

@@ -90,7 +90,8 @@ class StreamTransport(WeightTransport):
     keeps_copies = False
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
-        self.spec, self.setup = spec, setup
+        self.spec = spec
+        self.setup = setup
         self._thread = ThreadPoolExecutor(1)  # without a thread for tensor work: one reader of the weights at a time
 
     def prepare(

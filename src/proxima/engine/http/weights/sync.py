@@ -81,7 +81,8 @@ class WeightSync:
     """
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
-        self.spec, self.setup = spec, setup
+        self.spec = spec
+        self.setup = setup
         self.kind = "folder"  # until `choose`
         self.transport: WeightTransport = transport_kind(self.kind)(spec, setup)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
@@ -174,7 +175,8 @@ class WeightSync:
             ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
             UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
         """
-        staged, start = self.newest, monotonic()
+        staged = self.newest
+        start = monotonic()
         assert staged is not None
         problem = self.transport.unreached(self._receivers([replica.facts]))
         if problem is not None:  # it was not there when this was chosen

@@ -69,7 +69,8 @@ def store_prefixes(backend: str) -> tuple[str, ...]:
 async def group_facts(client: ServerClient, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The facts needed to form a process group with the server: its device, and the number of its workers, which may
     only be tensor-parallel. A group that can't be formed is not offered."""
-    device, sizes = settings.get("device"), [settings.get(f"{kind}_size") for kind in ("tp", "pp", "dp")]
+    device = settings.get("device")
+    sizes = [settings.get(f"{kind}_size") for kind in ("tp", "pp", "dp")]
     facts: dict[str, Any] = {"device": device if isinstance(device, str) else None}
     if type(sizes[0]) is int and sizes[0] > 0 and sizes[1:] == [1, 1] and await _has_groups(client):
         facts |= {"workers": sizes[0], "transfers": TRANSFERS}

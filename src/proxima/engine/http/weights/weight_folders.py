@@ -138,7 +138,8 @@ class StagedTransport(WeightTransport):
     folders: type[WeightFolders] = WeightFolders
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
-        self.spec, self.setup = spec, setup
+        self.spec = spec
+        self.setup = setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed = (self.folders(root) for _ in range(2))
 
@@ -215,7 +216,8 @@ def _unused_weights(model: nn.Module, place: Path) -> Path | None:
 
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, unused: Path | None) -> None:
     """Write a model's weights under the names of its files, and link the file of the others."""
-    total, weight_map = 0, dict[str, str]()
+    total = 0
+    weight_map = dict[str, str]()
     for number, shard in enumerate(_shards(named_weights(model, file_names=True), dtype), 1):
         file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
@@ -237,7 +239,8 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, un
 
 def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
     """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
-    shard, filled = dict[str, Tensor](), 0
+    shard = dict[str, Tensor]()
+    filled = 0
     for name, weight in named:
         copy = weight.detach().to("cpu", written_dtype(weight, dtype)).contiguous()
         if shard and filled + copy.nbytes > SHARD:

@@ -107,7 +107,9 @@ class ChatRefused(Exception):
 
     def __init__(self, message: str, *, code: str = "invalid_request_error", status: int = 400) -> None:
         super().__init__(message)
-        self.message, self.code, self.status = message, code, status
+        self.message = message
+        self.code = code
+        self.status = status
 
 
 Answer = Callable[[str, ChatRequest], Awaitable[Sequence[ChatAnswer]]]

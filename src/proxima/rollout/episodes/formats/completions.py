@@ -73,7 +73,8 @@ class ChatCompletions:
         if not isinstance(given.get("stream_options", {}), dict):
             raise ChatRefused("stream_options: must be an object")
         tools = checked_tools(list_field(given, "tools", TOOLS))
-        choice, forced = given.get("tool_choice", "auto"), ""
+        choice = given.get("tool_choice", "auto")
+        forced = ""
         if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
             forced = forced_tool(choice["function"], tools)
         elif choice not in ("auto", "none", "required"):

@@ -106,7 +106,8 @@ class Messages:
         steps: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
         for index, block in enumerate(written["content"]):
             if block["type"] == "text":
-                empty, delta = {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+                empty = {**block, "text": ""}
+                delta = {"type": "text_delta", "text": block["text"]}
             else:
                 empty = {**block, "input": {}}
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}

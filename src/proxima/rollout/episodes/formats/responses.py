@@ -72,7 +72,8 @@ class Responses:
         given = FIELDS.check(body)
         tools = [_tool(i, tool) for i, tool in enumerate(list_field(given, "tools"))]
         checked = checked_tools(tools)
-        choice, forced = given.get("tool_choice", "auto"), ""
+        choice = given.get("tool_choice", "auto")
+        forced = ""
         if isinstance(choice, dict) and choice.get("type") == "function":
             forced = forced_tool(choice, checked)
         elif choice not in ("auto", "none", "required"):

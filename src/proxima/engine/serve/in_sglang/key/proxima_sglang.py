@@ -14,7 +14,8 @@ def hide(key: str) -> None:
     def made(*arguments: Any, **fields: Any) -> logging.LogRecord:
         record = make(*arguments, **fields)
         if key in f"{record.msg} {record.args}":
-            record.msg, record.args = record.getMessage().replace(key, "(hidden)"), ()
+            record.msg = record.getMessage().replace(key, "(hidden)")
+            record.args = ()
         return record
 
     logging.setLogRecordFactory(made)
