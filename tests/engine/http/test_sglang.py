@@ -20,7 +20,7 @@ from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.server_checks import capabilities_of, check_facts, check_masks
-from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
+from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader, are_named
 from proxima.engine.protocol import Sampling, ServerError
 from proxima.engine.serve.launch import Serve
 from proxima.laws import engine_case
@@ -232,6 +232,23 @@ async def test_the_last_token_of_the_vocabulary_is_scored(tiny):
         with pytest.raises(ServerError, match="log-probs are of other tokens"):
             await talk.score(given, len(PROMPT))
     np.testing.assert_allclose(outcome, forward(tiny, tokens), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "vocabulary", "named"),
+    [
+        ([5, 63, 44, 63], 64, True),
+        ([5, 0, 44, 0], 64, True),
+        ([5, 0, 44, 0], None, True),
+        ([5, 0, 44, 0], 65, False),
+        ([5, 0, 44, 63], None, False),  # one of them only
+        ([5, 0, 0, 0], None, False),
+        ([5, 1, 44, 1], None, False),
+        ([5, 63, 44], None, False),
+    ],
+)
+def test_the_names_of_tokens(names, vocabulary, named):
+    assert are_named([5, 63, 44, 63], names, vocabulary) is named
 
 
 def handover(folder, version=1):

@@ -78,6 +78,24 @@ PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
 
 
+def are_named(given: Sequence[int], names: Sequence[int], vocabulary: int | str | None) -> bool:
+    """Return whether SGLang's names are those of the given tokens: it names the last id of the vocabulary 0.
+
+    Args:
+        vocabulary: its size; None: the server does not tell it, and the last id is the only one that is named 0.
+    """
+    if len(given) != len(names):
+        return False
+    renamed = {token for token, name in zip(given, names, strict=True) if token != name}
+    if not renamed:
+        return True
+    if len(renamed) > 1:
+        return False
+    (last,) = renamed
+    expected = [0 if token == last else token for token in given]
+    return vocabulary in (None, last + 1) and list(names) == expected
+
+
 class SglangDialect(Dialect):
     """The dialect of SGLang; see `Dialect`."""
 
@@ -131,9 +149,7 @@ class SglangDialect(Dialect):
             asked_rows = rows[len(rows) - len(scored) :] if scored else []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [number(row[0], "a log-prob") for row in asked_rows]
-        rows_of_vocabulary = facts.sizes.get("vocab_size", 0)
-        named = [0 if token + 1 == rows_of_vocabulary else token for token in scored]
-        if ids not in (scored, named):
+        if not are_named(scored, ids, facts.sizes.get("vocab_size")):
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         return np.asarray(values, np.float32)
 

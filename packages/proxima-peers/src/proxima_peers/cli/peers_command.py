@@ -2,7 +2,7 @@
 
 proxima peers convert grpo.yaml --out mine.yaml  # each value with its origin; nothing is executed
 proxima peers verify records.json
-proxima peers shadow step.npz  # one update step of another trainer: the convention behind each number
+proxima peers shadow step.npz  # one step of another trainer: the convention behind each number
 
 verify gives each golden record a verdict. matched: the same numbers. differs: explained by a documented peculiarity of
 the peer, named by its id. failed: neither. unsupported: no code of ours computes this. Exit code 1 if any record
