@@ -15,6 +15,7 @@ from tests.training.test_next_policy import Recording
 
 class Settings:
     next_from = "engine"
+    chain = None
 
 
 def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
