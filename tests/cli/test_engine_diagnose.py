@@ -57,7 +57,7 @@ def test_a_healthy_server_has_no_fault(diagnosed: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["stale head", "another temperature", "float16 by auto", "stale cache"])
+@pytest.mark.parametrize("fault", ["stale head", "float16 by auto"])  # of the weights, and of a setting
 def test_a_planted_fault_is_named_by_its_own_line(fault: str, diagnosed: Callable[..., Any]) -> None:
     assert FAULTS[fault] in diagnosed(fault)["found"]
 
@@ -97,6 +97,7 @@ def test_a_trainer_whose_weights_are_in_bfloat16_has_no_other_precision(
 
 
 @pytest.mark.slow
+@pytest.mark.campaign("tests/cli/test_engine_diagnose.py::test_the_report_names_the_fields_to_set_and_their_cost")
 def test_two_settings_that_undo_the_same_fault_add_nothing(diagnosed: Callable[..., Any]) -> None:
     """Without a prefix cache there is none in fp8."""
     found = diagnosed("fp8 cache")
