@@ -216,8 +216,13 @@ def index_page(notes: dict[str, Any]) -> str:
             for kind, cls in kinds(slot).items()
         ]
         parts.append(f"## {title}\n\n{table(['kind', 'name', 'what it does'], rows)}\n")
+    rows = [[row["question"], row["here"], row["shown"], row["came"]] for row in notes["beyond"]]
+    heads = ["question", "here", "what was to be shown", "what came"]
+    parts.append(f"## Beyond the papers\n\n{BEYOND}\n\n{table(heads, rows)}\n")
     return "\n".join(parts)
 
+
+BEYOND = "Each paper leaves a question open in its own text. These answer one, and are judged as everything else."
 
 PEERS_HEAD = """\
 Our methods and their names in the peers. In verl `actor.` is `actor_rollout_ref.actor` and `correction.` is
