@@ -105,8 +105,10 @@ class Learner:
             return UpdateResult(metrics=critic_metrics)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
+        held_metrics: dict[str, float] = {}
         if self.held is not None:
             assert isinstance(objective, PolicyObjective)
+            held_metrics = self.held.metrics(objective.surrogate)
             objective = self.held.scaled(objective)
         items = objective.items(trajectories, batch.updates)
         stop = None
@@ -118,9 +120,7 @@ class Learner:
         result.metrics |= untrained_metrics
         if stop is not None and result.updates:
             result.metrics |= stop.figures(self.epochs)
-        result.metrics |= critic_metrics
-        if self.held is not None and isinstance(self.objective, PolicyObjective):
-            result.metrics |= self.held.metrics(self.objective.surrogate)
+        result.metrics |= critic_metrics | held_metrics
         return result
 
     def state(self) -> dict[str, Any]:

@@ -214,11 +214,8 @@ class NextPolicy:
 
     def _may_have(self, policy_version: Ints, version: int) -> Bools:
         """[T] bool, True for tokens that get a log-prob under a version, given the versions that sampled them."""
+        oldest = 1 if self.chain is None else self.chain.versions
         age = version - policy_version
-        if self.chain is None:
-            next_one: Bools = age == 1
-            return next_one
-        oldest = self.chain.versions
         within: Bools = age >= 1
         return within if oldest is None else within & (age <= oldest)
 

@@ -262,7 +262,8 @@ def dump_verl(name: str, bug: str | None = None, target: str | None = None) -> N
         data["rollout_is_weights"][1, 1] *= 2
     if bug == "ratio":
         data["old_log_probs"] = 2 * data["log_prob"] - data["old_log_probs"]
-    low, high = options.get("low", 0.2), options.get("high", 0.2)
+    low = options.get("low", 0.2)
+    high = options.get("high", 0.2)
     config = ActorConfig(
         strategy="fsdp",
         rollout_n=SIZE,
@@ -359,8 +360,9 @@ def dump_unirl(name: str) -> None:
 
     from unirl.types.segments.text import TextSegment
 
-    options, says = UNIRL[name]
-    options, says = dict(options), dict(says)
+    of_name, said = UNIRL[name]
+    options = dict(of_name)
+    says = dict(said)
     empty = options.pop("empty", False)
     data = step(seed_of(name))
     mask = data["response_mask"].bool()

@@ -236,7 +236,8 @@ def factors(a: Arrays, convention: dict[str, str], given: dict[str, int]) -> np.
     mask = a[counted[convention["counted"]]]
     length = mask.sum(1)
     rows = len(mask)
-    mean, over = convention["mean"], convention["over"]
+    mean = convention["mean"]
+    over = convention["over"]
     horizon = {
         "of the answers' sums, over the longest answer allowed": given.get("max_length", 0),
         "of the answers' sums, over the padded width": mask.shape[1],

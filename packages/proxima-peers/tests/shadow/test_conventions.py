@@ -75,7 +75,8 @@ def test_advantages(tmp_path, seed):
     made = list(advantage_candidates(dumped(tmp_path, values).outcomes(), read_spec(tmp_path, values)))
     assert len(made) == 5 * 2 * (1 + 4 * 2 * (1 + 4 * 2))
     for candidate in made:
-        ours, theirs = candidate.value.numpy(), rewriting.advantages(values, dict(candidate.convention))
+        ours = candidate.value.numpy()
+        theirs = rewriting.advantages(values, dict(candidate.convention))
         off = abs(ours - theirs) / (1 + candidate.scale.numpy())
         assert off.max() <= 1e-10, candidate.convention
 

@@ -138,7 +138,8 @@ def test_each_bug_changes_the_dump_of_the_step_that_it_is_planted_in():
         ("stale", "gspo"),
         ("weight", "rollout_weights"),
     ):
-        planted, plain = dump_of(f"bug_{bug}"), dump_of(f"verl_{name}")
+        planted = dump_of(f"bug_{bug}")
+        plain = dump_of(f"verl_{name}")
         assert float((planted["loss"] - plain["loss"]).abs()) > 1e-4
         same = ("mask", "log_prob", "old_log_prob", "advantage", "reward", "group")
         assert all(bool((planted[key] == plain[key]).all()) for key in same)

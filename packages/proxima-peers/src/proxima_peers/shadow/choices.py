@@ -2,11 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Convention = dict[str, str]  # axis → choice; an axis without a meaning beside the others is absent
+# The estimates of a KL by their names: the kind of `PENALTIES` and its fields.
+ESTIMATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "k1": ("k1", {}),
+    "k2": ("k2", {}),
+    "k3": ("k3", {}),
+    "k3 up to 10": ("k3", {"limit": 10.0}),
+    "|k1|": ("abs", {}),
+}
 ATOL = 1e-12  # below it a number is rounding, whatever it was made of
 
 

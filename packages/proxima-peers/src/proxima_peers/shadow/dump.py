@@ -289,7 +289,10 @@ def _check(file: str, dump: Dump) -> None:
     if centre in ("old", "rollout") and f"{centre}_log_prob" not in dump:
         raise _refused(file, f"has centre={centre} in its settings, and no {centre}_log_prob; dump it")
     for name in OF_TOKENS:
-        if name in dump and bool((wrong := mask & ~dump[name].isfinite()).any()):
+        if name not in dump:
+            continue
+        wrong = mask & ~dump[name].isfinite()
+        if bool(wrong.any()):
             row, at = wrong.nonzero()[0].tolist()
             raise _refused(file, f"{name} is {float(dump[name][row, at])} in the loss, at row {row}, position {at}")
     for name in ("reward", "loss", "grad_norm"):

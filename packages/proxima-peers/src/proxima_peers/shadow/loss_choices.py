@@ -166,7 +166,8 @@ def loss_tables(dump: Dump, advantage: Tensor) -> Iterator[LossTable]:
         for centre in sorted(centres, key=lambda name: name != stated):
             policy = list(policy_terms(dump, advantage, mask, summed, centre, weights))
             if policy:
-                kl, entropy = list(kl_terms(dump, mask, centre)), list(entropy_terms(dump, mask))
+                kl = list(kl_terms(dump, mask, centre))
+                entropy = list(entropy_terms(dump, mask))
                 yield LossTable(policy, kl, entropy, denominators)
 
 

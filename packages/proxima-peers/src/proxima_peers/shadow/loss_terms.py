@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.core import PENALTIES
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import check_needs
 from proxima.core.penalty import K1, K2, K3, Abs
@@ -17,7 +18,7 @@ from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.data import UserError
 from proxima.data.policy_batch import PolicyBatch
-from proxima_peers.shadow.choices import Convention
+from proxima_peers.shadow.choices import ESTIMATES, Convention
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.weight_choices import weight_tables
 from proxima_peers.verify.variants import beyond_limit, unclamped
@@ -67,14 +68,8 @@ NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = (
     "those of the dump, geometric mean",
 )
 SMOOTH = " with the gradient of k2"
-ESTIMATES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "k1": (K1, {}),
-    "k2": (K2, {}),
-    "k3": (K3, {}),
-    "k3 up to 10": (K3, {"limit": 10.0}),
-    "|k1|": (Abs, {}),
-}
-NO_KL, STATED_KL = "none", "as stated"
+NO_KL = "none"
+STATED_KL = "as stated"
 TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
 YES_NO = {False: "no", True: "yes"}
 
@@ -259,7 +254,7 @@ def stated_penalty(spec: Any) -> str:
         return NO_KL
     for name, (kind, more) in ESTIMATES.items():
         for fields, times in ({}, ""), ({"straight_through": True}, SMOOTH), ({"unbiased": True}, " times the ratio"):
-            if spec == kind(spec.coefficient, **more, **fields):
+            if spec == PENALTIES[kind](spec.coefficient, **more, **fields):
                 return f"{name}{times}"
     return STATED_KL
 
@@ -276,8 +271,8 @@ def kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
     if isinstance(given, K1 | K2 | K3 | Abs) and given.towards == "reference":
         for name, (kind, more) in ESTIMATES.items():
             for times, level in TIMES.items():
-                kinds[f"{name}{times}"] = kind(given.coefficient, **more), level
-            kinds[f"{name}{SMOOTH}"] = kind(given.coefficient, straight_through=True, **more), ""
+                kinds[f"{name}{times}"] = PENALTIES[kind](given.coefficient, **more), level
+            kinds[f"{name}{SMOOTH}"] = PENALTIES[kind](given.coefficient, straight_through=True, **more), ""
     for said, (spec, level) in kinds.items():
         for weighted in (False, True) if "weight" in dump else (False,):
             make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)

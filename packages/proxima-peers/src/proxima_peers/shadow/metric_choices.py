@@ -23,7 +23,8 @@ from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.loss_choices import stated_centre
 
-STATISTIC, CENTRE = "statistic", "against"
+STATISTIC = "statistic"
+CENTRE = "against"
 # names that peers report them under, after the last "/", and ours
 NAMES = {
     "pg_clipfrac": "clip_fraction",

@@ -82,10 +82,10 @@ def advantage_of(dump: Dump) -> tuple[Tensor | None, str]:
     """[B, T] the trainer's advantages, or ours of its rewards; else None and the reason."""
     if "advantage" in dump:
         return dump["advantage"], ""
-    if missing := _lacks_rewards(dump):
+    missing = _lacks_rewards(dump)
+    if missing:
         return None, f"the dump has no advantage, and {missing}"
-    ours, reason = _our_advantage(dump)
-    return ours, reason
+    return _our_advantage(dump)
 
 
 def _lacks_rewards(dump: Dump) -> str:

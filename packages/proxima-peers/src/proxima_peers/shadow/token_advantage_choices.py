@@ -10,22 +10,20 @@ from torch import Tensor
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, ReinforcePp, place_scores, reward_to_go, whiten
 from proxima_peers.shadow.advantage_choices import COUNT, COUNTS, EPSILON, PLACE, PLACES
-from proxima_peers.shadow.choices import Convention, TriedConvention
+from proxima_peers.shadow.choices import ESTIMATES, Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 
-ESTIMATE, DISCOUNT, STANDARD = "estimate", "γ and λ", "standardised"
-KL_REWARD, KL_POLICY, SCORED = "KL in the reward", "KL of", "tokens with a reward"
-GAE, TO_GO = "GAE", "the reward to go"
+ESTIMATE = "estimate"
+DISCOUNT = "γ and λ"
+STANDARD = "standardised"
+KL_REWARD = "KL in the reward"
+KL_POLICY = "KL of"
+SCORED = "tokens with a reward"
+GAE = "GAE"
+TO_GO = "the reward to go"
 STANDARDS = {False: "no", True: "over the tokens in the loss"}
 POLICIES = {"old": "the policy before the update", "rollout": "the engine's policy"}
 TOKENS = {"loss": "those in the loss", "mask": "all of the answers"}
-ESTIMATES: dict[str, dict[str, Any]] = {
-    "k1": {"estimator": "k1"},
-    "k2": {"estimator": "k2"},
-    "k3": {"estimator": "k3"},
-    "k3 up to 10": {"estimator": "k3", "limit": 10.0},
-    "|k1|": {"estimator": "abs"},
-}
 EPSILONS = (1e-8, 1e-5, 0.0)
 
 
@@ -57,7 +55,9 @@ def shaped_rewards(dump: Dump) -> Iterator[Shaped]:
         if given is not None and "reference_log_prob" in dump:
             stated = stated_kl(given)
             for said in sorted(ESTIMATES, key=lambda said: said != stated):
-                spec = replace(given, adaptive=None, **{"limit": float("inf"), **ESTIMATES[said]})
+                kind, more = ESTIMATES[said]
+                fields: dict[str, Any] = {"estimator": kind, "limit": float("inf"), **more}
+                spec = replace(given, adaptive=None, **fields)
                 for policy in policies:
                     logs = (dump[f"{policy}_log_prob"].flatten(), dump["reference_log_prob"].flatten())
                     made = spec(score, *logs, mask.flatten(), edges)

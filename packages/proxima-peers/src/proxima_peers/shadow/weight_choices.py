@@ -120,11 +120,12 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
         b = dump.batch(mask, dump["log_prob"], **fields)
         for level, reduce in (("token", "mean"), ("sequence", "mean"), ("sequence", "sum"), ("sequence", "max")):
             for inverted in (False, True):
-                lower, upper = given.lower, given.upper
-                if inverted and given.statistic == "ratio" and lower and upper:
+                lower = given.lower
+                upper = given.upper
+                if inverted:
+                    if given.statistic != "ratio" or not lower or not upper:
+                        continue
                     lower, upper = 1 / upper, 1 / lower
-                elif inverted:
-                    continue
                 try:
                     options: Any = {"level": level, "reduce": reduce}
                     spec = Rejection(statistic=given.statistic, upper=upper, lower=lower, **options)
