@@ -54,10 +54,13 @@ def scene():
 
 
 def attacked(scene, attack, sandbox):
-    memory_mb = MEMORY_MB + secrets.randbelow(1000)  # marks the processes: it is among their arguments
-    _, printed = run_program(scene.program(attack), (4, memory_mb), SECONDS, errors=True, sandbox=sandbox)
+    # Marks the processes, since it is among their arguments: no test beside this one has it. The clock ends the code long
+    # before it has used so much of a core.
+    cpu_seconds = 1_000_000 + secrets.randbelow(1_000_000_000)
+    limits = (cpu_seconds, MEMORY_MB + 1000)
+    _, printed = run_program(scene.program(attack), limits, SECONDS, errors=True, sandbox=sandbox)
     assert len(printed) < OUTPUT_BYTES
-    return printed, scene.escapes(printed, "proxima.process.code_process", str(memory_mb))
+    return printed, scene.escapes(printed, "proxima.process.code_process", str(cpu_seconds))
 
 
 def assert_none(printed, escapes):
@@ -134,7 +137,7 @@ with runner(UnitTests(seconds=600.0, memory_mb=int(sys.argv[1]), sandbox=sys.arg
 
 @needs_bubblewrap
 def test_nothing_is_left_of_a_run_that_is_killed():
-    memory_mb = str(MEMORY_MB + secrets.randbelow(1000))
+    memory_mb = str(10_000 + secrets.randbelow(90_000))  # among the arguments, and of no other test
     run = subprocess.Popen([sys.executable, "-c", RUN, memory_mb, "bubblewrap"])
     words = ("proxima.process.code_process", memory_mb)
     eventually(lambda: len(left_processes(words, 0)) >= 6)  # three that run and three that wait, in their sandboxes
@@ -158,7 +161,7 @@ def test_no_container_is_left_of_a_run_that_is_killed(podman):
 @pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out")
 def test_a_reward_scores_every_attack_with_0(scene):
     codes = [f"```python\n{scene.program(attack)}\n```" for attack in ATTACKS]
-    memory_mb = MEMORY_MB + secrets.randbelow(1000)
+    memory_mb = MEMORY_MB + 1 + 2 * secrets.randbelow(500)  # odd: of no other test
     with runner(UnitTests(seconds=SECONDS, memory_mb=memory_mb, sandbox="bubblewrap"), workers=4) as made:
         scores = ask(made, ["assert add(1, 2) == 3"], *codes)
         for attack, score in zip(ATTACKS, scores, strict=True):
