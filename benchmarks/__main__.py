@@ -52,7 +52,10 @@ def main() -> int:
     failed = []
     for claim in options.claims:
         print(f"\n== {claim}", flush=True)
-        save = ["--json-out", str(HERE / claim / "results" / result_name())] if options.save else []
+        if options.save:
+            save = ["--json-out", str(HERE / claim / "results" / result_name())]
+        else:
+            save = []
         if subprocess.run([sys.executable, "-m", f"benchmarks.{claim}", *save], cwd=HERE.parent).returncode != 0:
             failed.append(claim)
     if failed:

@@ -189,7 +189,10 @@ def machine() -> dict[str, Any]:
 def result_name() -> str:
     """Return the file name of a result of today on this machine, `2026-11-22_2-cores.json`, plus the name of a GPU."""
     here = machine()
-    gpu = re.sub(r"[^a-z0-9]+", "-", here["gpus"][0].lower()) if "gpus" in here else ""
+    if "gpus" in here:
+        gpu = re.sub(r"[^a-z0-9]+", "-", here["gpus"][0].lower())
+    else:
+        gpu = ""
     return f"{date.today()}_{here['cores']}-cores{gpu and f'_{gpu}'}.json"
 
 

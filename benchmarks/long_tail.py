@@ -55,7 +55,10 @@ class ClassOrder(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         words = np.concatenate([prompt.tokens[-1:], completion.tokens[completion.tokens != END]])
-        share = float(np.mean((words[1:] - words[:-1]) % CLASSES == 1)) if len(words) > 1 else 1 / CLASSES
+        if len(words) > 1:
+            share = float(np.mean((words[1:] - words[:-1]) % CLASSES == 1))
+        else:
+            share = 1 / CLASSES
         return Score(value=share, correct=share > 0.5)
 
 

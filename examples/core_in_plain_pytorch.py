@@ -68,7 +68,8 @@ def train(steps: int = 50, surrogate: object = None, seed: int = 1, verbose: boo
         torch.manual_seed(seed)
         policy = Counter()
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
-    surrogate = SURROGATES["cppo"]() if surrogate is None else surrogate
+    if surrogate is None:
+        surrogate = SURROGATES["cppo"]()
     history = []
     for step in range(1, steps + 1):
         prompt = torch.arange(PROMPTS).repeat_interleave(GROUP)

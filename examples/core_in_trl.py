@@ -37,7 +37,10 @@ class CppoTrainer(GRPOTrainer):
         behavior = inputs.get(
             "sampling_per_token_logps", inputs.get("old_per_token_logps")
         )  # vLLM's own, if there are any
-        behavior = log_prob.detach() if behavior is None else torch.where(behavior.isnan(), log_prob.detach(), behavior)
+        if behavior is None:
+            behavior = log_prob.detach()
+        else:
+            behavior = torch.where(behavior.isnan(), log_prob.detach(), behavior)
         batch = PolicyBatch.from_padded(
             sampled, log_prob=log_prob, behavior_log_prob=behavior, advantage=inputs["advantages"]
         )

@@ -65,7 +65,10 @@ def main(folder, source=None):
     for name, rows in split.items():
         Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         count = len({row["question"] for row in rows})
-        pairs = "" if name == "questions" else f"{len(rows):,} pairs of "
+        if name == "questions":
+            pairs = ""
+        else:
+            pairs = f"{len(rows):,} pairs of "
         print(f"{folder}/{name}.jsonl: {pairs}{count:,} questions")
 
 

@@ -59,7 +59,10 @@ class AgentWorld(EnumerableWorld):
         of_turn: dict[tuple[int, int], float] = {}
         paths = [path for episode in episodes for path in episode.paths]
         for path, item in zip(paths, builder.step_batch([group], 1).completions, strict=True):
-            sampled = [span.turn for span in path.episode.turns] if path.episode else []
+            if path.episode:
+                sampled = [span.turn for span in path.episode.turns]
+            else:
+                sampled = []
             of_turn |= {(item.sample, turn): a for turn, a in zip(sampled, item.advantage[item.loss_mask], strict=True)}
         places = [(sample, turn) for sample, tokens in enumerate(turns) for turn in range(len(tokens))]
         return torch.tensor([float(of_turn[place]) for place in places], dtype=torch.float64)
@@ -170,7 +173,9 @@ class RoleWorld(AgentWorld):
     @property
     def players(self) -> list[str]:
         """The player of each turn."""
-        return ["proposer", "solver/0", "solver/1"] if self.game == "proposals" else ["a", "b", "a"]
+        if self.game == "proposals":
+            return ["proposer", "solver/0", "solver/1"]
+        return ["a", "b", "a"]
 
     @cached_property
     def rewards(self) -> dict[str, Tensor]:
@@ -189,7 +194,9 @@ class RoleWorld(AgentWorld):
         size = max(len(self.completions), self.vocabulary**2)
         values = 2 * torch.rand(size, generator=self._generator(stream), dtype=torch.float64) - 1
         values = (64 * values).round() / 64
-        return values if self.game == "proposals" else values[: len(self.completions)]
+        if self.game == "proposals":
+            return values
+        return values[: len(self.completions)]
 
     def gradient(self, policy: Tensor) -> Tensor:
         """g*, [P, V]."""

@@ -144,7 +144,10 @@ class InFlight:
 
 def in_flight(case: Case, world: EnumerableWorld, *, distance: float) -> Figures:
     run = InFlight.of(world, distance)
-    proximal = run.behavior if case.name.startswith("behavior") else world.log_prob(run.policy)
+    if case.name.startswith("behavior"):
+        proximal = run.behavior
+    else:
+        proximal = world.log_prob(run.policy)
     return moments_of(case, world, run, proximal)
 
 
@@ -179,8 +182,14 @@ class Aged(InFlight):
         *between, proximal = later
         way = [behavior, *between]
         steps = [chain.step(after, before) for before, after in pairwise(way)]
-        chained = torch.stack(steps).sum(0) if steps else torch.zeros_like(behavior)
-        cached = between[-1] if between else torch.full_like(behavior, math.nan)
+        if steps:
+            chained = torch.stack(steps).sum(0)
+        else:
+            chained = torch.zeros_like(behavior)
+        if between:
+            cached = between[-1]
+        else:
+            cached = torch.full_like(behavior, math.nan)
         age = torch.zeros(len(behavior), dtype=torch.long)
         following = chained_log_prob(behavior, proximal, cached, chained, age, lag, chain)
         return cls(versions[-1], behavior, following)
@@ -365,14 +374,19 @@ def centered() -> Iterator[tuple[str, int, list[Any]]]:
 def at_top_k(case: Case, world: EnumerableWorld, *, k: int, distance: float, equal: bool) -> Figures:
     """Return the figures with the top k of μ; with `equal` advantages of 1, ‖E g‖ / ‖∇J‖ in the place of the spread."""
     behavior = world.policy(0)
-    policy, log_prob = behavior + world.policy(1, distance), world.log_prob(behavior)
-    advantage = (lambda o: torch.ones_like(o.reward)) if equal else centred(world, behavior)
+    policy = behavior + world.policy(1, distance)
+    log_prob = world.log_prob(behavior)
+    advantage_of = (lambda o: torch.ones_like(o.reward)) if equal else centred(world, behavior)
     moments = world.moments(
-        *(policy, log_prob, case.loss), advantage=advantage, of_policy=lambda current: world.top_k(current, behavior, k)
+        *(policy, log_prob, case.loss),
+        advantage=advantage_of,
+        of_policy=lambda current: world.top_k(current, behavior, k),
     )
     true = world.gradient(policy)
     figures = Figures.of(moments, true)
-    return replace(figures, spread=float(moments.mean.norm() / true.norm())) if equal else figures
+    if equal:
+        return replace(figures, spread=float(moments.mean.norm() / true.norm()))
+    return figures
 
 
 def in_flight_part() -> Iterator[str]:
@@ -614,7 +628,10 @@ def ascended(world: TurnWorld, group_size: int) -> tuple[float, float, float]:
     the best, and the probability of a second turn before and after."""
     policy = before = world.policy(0)
     for _ in range(STEPS):
-        bias = world.bias_per_turn(policy, group_size) if group_size else 0
+        if group_size:
+            bias = world.bias_per_turn(policy, group_size)
+        else:
+            bias = 0
         policy = policy + RATE * (world.gradient(policy) + bias)
     reached = [1 - float(p[0].softmax(-1)[0]) for p in (before, policy)]
     return float(world.value(policy) / world.reward.max()), *reached

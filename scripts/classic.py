@@ -30,7 +30,10 @@ def main() -> int:
     gsm8k = options.gsm8k and options.gsm8k.expanduser().resolve()
     questions = [f"task.path={gsm8k}"] if gsm8k else []
     few = ["eval.limit=8"] if options.steps else []
-    short = [f"train.steps={options.steps}", *few] if options.steps else []
+    if options.steps:
+        short = [f"train.steps={options.steps}", *few]
+    else:
+        short = []
 
     make_pairs(options.solutions)
     evaluate("models/smollm2-135m-instruct", "base", [*questions, *few])
@@ -51,7 +54,10 @@ def make_pairs(solutions: Path | None) -> None:
     """Write runs/classic/pairs from the published solutions."""
     if (REPOSITORY / PAIRS / "questions.jsonl").exists():
         return
-    given = [str(solutions.expanduser().resolve())] if solutions else []
+    if solutions:
+        given = [str(solutions.expanduser().resolve())]
+    else:
+        given = []
     run([sys.executable, "examples/gsm8k_pairs.py", str(PAIRS), *given])
 
 

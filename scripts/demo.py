@@ -36,13 +36,16 @@ def main() -> int:
     parser.add_argument("--executable", help="the server's program, already installed: nothing is downloaded")
     parser.add_argument("override", nargs="*", help="key=value, as for `proxima train`")
     options = parser.parse_args()
-    model = str(Path(options.model).expanduser().resolve()) if options.model else None
+    model = None
+    if options.model:
+        model = str(Path(options.model).expanduser().resolve())
     name = FOLDER + (f"-{options.engine}" if options.engine else "")
     words = [f"folder={name}"]
     if options.engine:
         if not options.executable:
             into = ENVIRONMENTS[options.engine]
-            if code := run([*PROXIMA, "engine", "install", options.engine, "--into", into]):
+            code = run([*PROXIMA, "engine", "install", options.engine, "--into", into])
+            if code:
                 return code
         if model and model.endswith(".gguf"):
             model = as_folder(model)
@@ -73,7 +76,10 @@ def main() -> int:
 
 def engine_section(kind: str, executable: str | None) -> str:
     """Return the recipe's `engine` for a server that the run starts itself."""
-    where = {"executable": str(Path(executable).absolute())} if executable else {"environment": ENVIRONMENTS[kind]}
+    if executable:
+        where = {"executable": str(Path(executable).absolute())}
+    else:
+        where = {"environment": ENVIRONMENTS[kind]}
     return json.dumps({"kind": kind, "serve": where | {"dtype": "bfloat16"}})
 
 
@@ -197,7 +203,9 @@ def mark(row: dict[str, Any]) -> str:
 
 def shorten(text: str, width: int = 70) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= width else flat[: width - 1] + "…"
+    if len(flat) <= width:
+        return flat
+    return flat[: width - 1] + "…"
 
 
 if __name__ == "__main__":

@@ -271,7 +271,10 @@ def _in_process(names: Sequence[str]) -> list[dict[str, Any]]:
         )
         said = ran.stdout
     except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        if isinstance(late.stdout, bytes):
+            said = (late.stdout or b"").decode()
+        else:
+            said = late.stdout or ""
     rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     lacking = [name for name in names if name not in {row["name"] for row in rows}]
     if len(names) == 1:
@@ -329,7 +332,9 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
 
 def _named(names: Sequence[str]) -> str:
     """The names, or their number where there are many."""
-    return ", ".join(sorted(names)) if len(names) <= MOST_NAMED else f"{len(names)} types"
+    if len(names) <= MOST_NAMED:
+        return ", ".join(sorted(names))
+    return f"{len(names)} types"
 
 
 def _cell(found: dict[str, Any], name: str) -> str:

@@ -157,7 +157,10 @@ def figure(source: str, path: str, form: str) -> str:
     if source in PLANNED:
         found = found[-1:]
     texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in found)]
-    span = texts[:1] if texts[0] == texts[-1] else [texts[0].removesuffix("%"), texts[-1]]
+    if texts[0] == texts[-1]:
+        span = texts[:1]
+    else:
+        span = [texts[0].removesuffix("%"), texts[-1]]
     return " to ".join(span).replace("%", " %")
 
 
@@ -181,7 +184,10 @@ def number(result: Any, path: str) -> float:
     def at(path: str) -> float:
         value = result
         for key in path.split("/"):
-            value = value[int(key)] if isinstance(value, list) else value[key]
+            if isinstance(value, list):
+                value = value[int(key)]
+            else:
+                value = value[key]
         return float(value)
 
     above, *below = (sum(map(at, part.split(" plus "))) for part in path.split(" over "))

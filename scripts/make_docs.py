@@ -209,7 +209,9 @@ def value_of(fact: dict[str, Any]) -> str:
     """Return the default of a field."""
     from proxima.config.scalars import in_one_line
 
-    return "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
+    if "required" in fact:
+        return "required"
+    return f"`{in_one_line(fact['default'])}`"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -268,7 +270,10 @@ def with_columns(text: str) -> str:
     for column in TOKEN_COLUMNS.values():
         if column.stored:
             kind = "int8 or int16" if column.dtype == "id" else column.dtype
-            meaning = f"{column.unit}, {column.meaning}" if column.unit else column.meaning
+            if column.unit:
+                meaning = f"{column.unit}, {column.meaning}"
+            else:
+                meaning = column.meaning
             names = "`, `".join(in_file([column.name]))
             rows.append([f"`{names}`", f"{kind} [{column.axes.replace(' ', ', ')}]", column.by, meaning])
     made = f"{MADE_OF_COLUMNS}\n{table(['column', 'type', 'filled by', 'meaning'], rows)}\n"

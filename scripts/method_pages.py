@@ -110,7 +110,9 @@ def note_in_docstring(cls: type) -> dict[str, str]:
     named = {"title": "Name", "use": "Use it", "avoid": "Not"}
     named |= {peer: f"In {name.split()[0]}" for peer, name in NAMES.items()}
     notes = {key: text for key, title in named.items() if (text := section(cls, title))}
-    return notes | {"title": notes["title"].removesuffix(".")} if {"title", "use", "avoid"} <= set(notes) else {}
+    if {"title", "use", "avoid"} <= set(notes):
+        return notes | {"title": notes["title"].removesuffix(".")}
+    return {}
 
 
 def kinds(slot: str) -> dict[str, type]:
@@ -124,7 +126,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
     parts = [f"# {note['title']}: `{name}`\n\n{MADE}", f"{escaped(summary_of(cls))}.\n"]
-    if text := formula(cls):
+    text = formula(cls)
+    if text:
         parts.append(text + "\n")
     if slot == "surrogate":
         parts.append(f"![{kind}: loss and gradient weight over the ratio, for A > 0 and A < 0]({kind}.svg)\n")
@@ -133,7 +136,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append("![the slots of an update, without and with allocation](prune_allocation.svg)\n")
     if kind == "cppo":
         parts.append("![threshold along a completion, and the tokens that it masks](cppo_threshold.svg)\n")
-    if rows := field_rows(cls):
+    rows = field_rows(cls)
+    if rows:
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
     if slot == "advantage" and "value" in cls.needs:
         parts.append("**Needs a critic.** Set `critic: model` or `critic: head`; see [PPO with a critic](../ppo.md).\n")
@@ -144,7 +148,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(f"**In a recipe.**\n\n```yaml\n{note['recipe']}```\n")
     parts += [f"**{key.capitalize()}.** {escaped(note[key])}\n" for key in ("metrics", "published") if key in note]
     for title in ("Edge cases", "Source", "Differs"):
-        if text := section(cls, title):
+        text = section(cls, title)
+        if text:
             parts.append(f"**{title}.** {text}\n")
     if slot == "surrogate" and (presets := presets_with(kind)):
         parts.append(f"**Presets.** {', '.join(f'`algorithm: {name}`' for name in presets)}.\n")
@@ -165,7 +170,8 @@ def formula(cls: type) -> str:
     from proxima.config.describe import summary_of
 
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
-        if not (summary := summary_of(base)):
+        summary = summary_of(base)
+        if not summary:
             continue
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         end = next((i for i, line in enumerate(lines) if re.match(HEADER + r"[\w, ]*:", line)), len(lines))
@@ -195,7 +201,10 @@ def field_rows(cls: type) -> list[list[str]]:
 
     rows = []
     for field in fields_of(cls):
-        default = "required" if field.default is dataclasses.MISSING else f"`{in_one_line(to_json(field.default))}`"
+        if field.default is dataclasses.MISSING:
+            default = "required"
+        else:
+            default = f"`{in_one_line(to_json(field.default))}`"
         rows.append([f"`{field.name}`", default, escaped(field.help)])
     return rows
 

@@ -66,7 +66,9 @@ def percent_off(result: Any) -> Any:
     for field in ("loss", "weight"):
         if hasattr(result, field):
             return dataclasses.replace(result, **{field: getattr(result, field) * 1.01})
-    return (result[0] * 1.01, *result[1:]) if isinstance(result, tuple) else result * 1.01
+    if isinstance(result, tuple):
+        return (result[0] * 1.01, *result[1:])
+    return result * 1.01
 
 
 def _changed(node: ast.AST, **fields: Any) -> ast.AST:
@@ -197,7 +199,10 @@ def mutants_of(room: str, root: Path = ROOT) -> Iterator[Mutant]:
         for site, ((node, new), scope, line) in enumerate(found):
             name = f"{file.relative_to(folder.parent)}{scope}  {ast.unparse(node)}  ->  {ast.unparse(new)}"
             seen[name] += 1
-            numbered = f"{name}  ({seen[name]})" if seen[name] > 1 else name
+            if seen[name] > 1:
+                numbered = f"{name}  ({seen[name]})"
+            else:
+                numbered = name
             yield Mutant(room, str(file.relative_to(root)), site, line, numbered)
 
 

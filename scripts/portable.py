@@ -59,8 +59,12 @@ def unspecified_encodings(path: str, nodes: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _is_locale_text(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
-    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
+    if isinstance(call.func, ast.Attribute):
+        owner = ast.unparse(call.func.value)
+        name = call.func.attr
+    else:
+        owner = ""
+        name = ast.unparse(call.func)
     if name in ("read_text", "write_text"):
         return len(call.args) == (name == "write_text")
     if name == "TextIOWrapper":
@@ -73,7 +77,9 @@ def _is_locale_text(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
     at = 0 if of_path else MODES[name]
     mode = given.get("mode", call.args[at] if len(call.args) > at else None)
     if mode is None:
-        return of_path if not (call.args or given) else ast.unparse(call.func) in TEXT_BY_DEFAULT
+        if not (call.args or given):
+            return of_path
+        return ast.unparse(call.func) in TEXT_BY_DEFAULT
     return (
         isinstance(mode, ast.Constant)
         and isinstance(mode.value, str)

@@ -96,7 +96,10 @@ class RankedRun:
     def steps(self) -> list[dict[str, Any]]:
         """The metrics so far."""
         file = self.folder / "metrics.jsonl"
-        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        if file.exists():
+            records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        else:
+            records = []
         return [record for record in records if record["kind"] == "train"]
 
     def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:

@@ -77,7 +77,8 @@ class Times:
     def watch(self) -> None:
         """Time the functions of CAUSES in the modules that have been imported by now."""
         for module, name in CAUSES.keys() - self.watched:
-            if (place := sys.modules.get(module)) and hasattr(place, name):
+            place = sys.modules.get(module)
+            if place and hasattr(place, name):
                 setattr(place, name, self.timed(getattr(place, name), CAUSES[module, name]))
                 self.watched.add((module, name))
 

@@ -44,7 +44,9 @@ BESIDE = {
 
 def variables(spins: str) -> dict[str, str]:
     """The environment of a side: libgomp's own spinning for `default`, else this number of spins."""
-    return {} if spins in ("default", "one thread") else {"GOMP_SPINCOUNT": spins}
+    if spins in ("default", "one thread"):
+        return {}
+    return {"GOMP_SPINCOUNT": spins}
 
 
 def main() -> None:

@@ -50,7 +50,9 @@ def main() -> int:
         seconds = 60 * (o.minutes or (REHEARSED if o.rehearse else MINUTES))
         schedule = Schedule(seconds, parts, even=o.rehearse)
         needs_model = any(part.needs_model for part in parts.values())
-        model = _model(o.model, Path(place), rehearse=o.rehearse) if needs_model else None
+        model = None
+        if needs_model:
+            model = _model(o.model, Path(place), rehearse=o.rehearse)
         for name, part in parts.items():
             print(f"== {name}", flush=True)
             folder = Path(place) / name
@@ -88,7 +90,9 @@ def _model(given: str | None, place: Path, *, rehearse: bool) -> str | None:
 
         return str(make_tiny("llama", place / "model"))
     folder = Path(given) if given else DEMO_MODEL
-    return str(with_weights(folder.resolve(), place)) if (folder / "config.json").is_file() else None
+    if (folder / "config.json").is_file():
+        return str(with_weights(folder.resolve(), place))
+    return None
 
 
 def with_weights(model: Path, place: Path) -> Path:

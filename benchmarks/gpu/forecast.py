@@ -106,7 +106,10 @@ class Forecast:
     def plan(self, **layout: Any) -> StepPlan:
         """The plan of the update alone, or with other fields of the layout."""
         recipe = PlannedRecipe(self.model, self.spec, self.load, Devices(kind_here(), 1), self.config)
-        shards = {} if self.sharding is None else {"sharding": self.sharding}
+        if self.sharding is None:
+            shards = {}
+        else:
+            shards = {"sharding": self.sharding}
         return recipe.plan(DeviceLayout(**{"engines": 0, **shards, **layout}))
 
     @cached_property

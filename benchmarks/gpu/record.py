@@ -49,7 +49,10 @@ class Record:
         self, name: str, value: float | None, unit: str, *, predicted: float | None = None, **facts: Any
     ) -> None:
         """Write a figure beside its prediction; a value of None could not be measured on this device."""
-        known = {} if predicted is None else {"predicted": _short(predicted)}
+        if predicted is None:
+            known = {}
+        else:
+            known = {"predicted": _short(predicted)}
         self._write({"name": name, "value": _short(value), "unit": unit, **known, **facts})
 
     def leave_out(self, name: str, reason: str, *, for_time: bool = False) -> None:
@@ -138,11 +141,17 @@ def shown(line: Line) -> str:
     if "left_out" in line:
         return f"{name}: left out: {line['left_out']}"
     value, predicted = line["value"], line.get("predicted")
-    measured = "not measured here" if value is None else f"{value:,} {line['unit']}"
+    if value is None:
+        measured = "not measured here"
+    else:
+        measured = f"{value:,} {line['unit']}"
     text = f"{name}: {measured}"
     if predicted is None:
         return text
-    times = f", {value / predicted:.2f} x" if value and predicted else ""
+    if value and predicted:
+        times = f", {value / predicted:.2f} x"
+    else:
+        times = ""
     return f"{text}   (predicted {predicted:,}{times})"
 
 

@@ -177,7 +177,10 @@ def _tell(record: Record, part: Part, folder: Path, code: int | None, text: str)
         record.fail(record.part, failure(lines, code))
     elif "{own}" not in part.command:
         file = folder / (part.file or "result.json")
-        result = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if file.is_file():
+            result = json.loads(file.read_text(encoding="utf-8"))
+        else:
+            result = {}
         figures = told_by(result)
         for name, value in figures.items():
             record.figure(name, value, "")

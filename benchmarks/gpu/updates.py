@@ -125,7 +125,10 @@ def tell_update(
 ) -> None:
     """Write what an update took; `expected` is the norm of its gradient, as another way has computed it."""
     rate = earlier(record.file, "kernels", PRODUCTS)
-    peak = rate * 1e12 if rate else gemm_rate(torch.get_num_threads(), "bfloat16", 256)
+    if rate:
+        peak = rate * 1e12
+    else:
+        peak = gemm_rate(torch.get_num_threads(), "bfloat16", 256)
     fed, share = plan.batch.fed, plan.flops / peak
     record.figure(f"{name}: tokens a second", fed / seconds, "tokens/s", predicted=fed / plan.seconds)
     record.figure(f"{name}: time", seconds, "s", predicted=plan.seconds, within=0.25)

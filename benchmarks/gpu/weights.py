@@ -73,7 +73,10 @@ def sent(record: Record, plan: Forecast, *, rehearse: bool) -> None:
         own = {"predicted": planned} if way == "ipc" else {}
         size = result["bytes"] / 1e9
         record.figure(name, sorted(measured["seconds"])[len(measured["seconds"]) // 2], "s", **own)
-        speed = {"predicted": size / planned} if way == "ipc" else {}
+        if way == "ipc":
+            speed = {"predicted": size / planned}
+        else:
+            speed = {}
         record.figure(f"{name}: rate", measured["gb_per_s"], "GB/s", **speed)
 
 

@@ -46,7 +46,10 @@ def main() -> None:
     head = None if o.eager else scheduled_head()
     models = {}
     for name in o.shapes:
-        layer = None if o.eager else scheduled_layer(shape(name, 1, SHAPES[name][-1]))
+        if o.eager:
+            layer = None
+        else:
+            layer = scheduled_layer(shape(name, 1, SHAPES[name][-1]))
         models[name] = eager_counts(name)
         if head is not None and layer is not None:
             models[name] |= compiled_counts(models[name], head, layer)

@@ -125,7 +125,8 @@ class Killer:
             check(folder, unbroken)
         except (RuntimeError, AssertionError, OSError, ValueError) as error:
             wrong.append(f"{type(error).__name__}: {error}"[-3000:])
-        if left := left_of(self.mark):
+        left = left_of(self.mark)
+        if left:
             wrong.append(f"processes {left} are left")
         return {"hits": self.hits, "wrong": wrong}
 
@@ -152,7 +153,8 @@ class Killer:
                 return not status
             what, stage, hit = self.draws.choice(self.victims), self.stage[:].decode().strip(), True
             if what == "engine":
-                hit = bool(engines := commands(self.mark, "proxima.engine"))
+                engines = commands(self.mark, "proxima.engine")
+                hit = bool(engines)
                 for engine in engines:
                     with suppress(OSError):
                         os.kill(engine, signal.SIGKILL)
@@ -168,7 +170,10 @@ class Killer:
 
 def lines(file: Path, kind: str) -> list[dict[str, Any]]:
     """Return the runs of a kind so far."""
-    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    if file.exists():
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    else:
+        records = []
     return [line for line in records if line["kind"] == kind]
 
 

@@ -79,7 +79,12 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, 
         if pid is None or process.poll() is not None:
             return False
         os.kill(pid, signal.SIGKILL)
-        saving = "" if checkpoints is None else ", in the middle of a checkpoint" if unfinished(checkpoints) else ""
+        if checkpoints is None:
+            saving = ""
+        elif unfinished(checkpoints):
+            saving = ", in the middle of a checkpoint"
+        else:
+            saving = ""
         died = time.monotonic()
         process.wait(120)
         took = time.monotonic() - died
@@ -89,7 +94,8 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, 
             rank and not named and "exitcode  : -9" in text and "  done: " not in text
         ):  # else it was killed after the end
             raise RuntimeError(f"rank {rank} died and nobody said so:\n{text[-3000:]}")
-        if left := processes(words):
+        left = processes(words)
+        if left:
             raise RuntimeError(f"processes {left} are left")
         print(f"  rank {rank} after {seconds:.2f} s{saving}; all had ended {took:.1f} s later", flush=True)
     return True
@@ -109,7 +115,9 @@ def campaign(kills: int, ranks: int, seed: int, root: Path) -> None:
         folder = root / f"run{run}"
         words = ranked(model, folder, **changes)
         for _ in range(min(AT_MOST, kills - done)):
-            saving = folder / "checkpoints" if draw.random() < 0.5 else None
+            saving = None
+            if draw.random() < 0.5:
+                saving = folder / "checkpoints"
             done += kill(words, ranks, root / "out.txt", draw.randrange(ranks), draw.uniform(0, span), saving)
         finish(words, ranks, root / "out.txt")
         check(folder)

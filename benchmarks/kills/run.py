@@ -44,7 +44,8 @@ class Killed:
     def start(self, folder: Path, kill: Callable[[int, bool], bool] | None = None) -> int:
         """Start or resume the run in a fork and return its process id; `kill(number of the file operation, True once it
         is done)` decides where to kill it."""
-        if pid := os.fork():
+        pid = os.fork()
+        if pid:
             return pid
         code = 9
         try:
@@ -129,7 +130,10 @@ def main() -> None:
         if options.asynchronous:
             from benchmarks.kills import asynchronous
 
-            processes = options.kills // 5 if options.processes is None else options.processes
+            if options.processes is None:
+                processes = options.kills // 5
+            else:
+                processes = options.processes
             outcome = asynchronous.campaign(
                 Path(place), options.kills, processes, options.whole, options.minutes, draws
             )

@@ -68,7 +68,10 @@ def decimal(r: random.Random) -> Question:
     value = Fraction(a, b)
     plain = f"{float(value):.6f}".rstrip("0")
     whole, rest = divmod(value.numerator, value.denominator)
-    mixed = rf"{whole}\frac{{{rest}}}{{{value.denominator}}}" if whole else frac(rest, value.denominator)
+    if whole:
+        mixed = rf"{whole}\frac{{{rest}}}{{{value.denominator}}}"
+    else:
+        mixed = frac(rest, value.denominator)
     right = (frac(value.numerator, value.denominator), plain + "00", mixed, rf"\approx {plain}", rf"{plain}\text{{ m}}")
     return Question(
         "decimal",
@@ -166,7 +169,10 @@ def finite_set(r: random.Random) -> Question:
 def polynomial(r: random.Random) -> Question:
     a, b = r.randint(1, 12), r.randint(1, 12)
     s, p = a - b, -a * b
-    middle = "" if s == 0 else f"{'+' if s > 0 else '-'}{abs(s) if abs(s) > 1 else ''}x"
+    if s == 0:
+        middle = ""
+    else:
+        middle = f"{'+' if s > 0 else '-'}{abs(s) if abs(s) > 1 else ''}x"
     expanded = f"x^2{middle}-{a * b}"
     right = (expanded, f"(x-{b})(x+{a})", rf"(x+{a}) \cdot (x-{b})", f"-{a * b}{middle}+x^2".replace("+-", "-"))
     wrong = (f"(x-{a})(x+{b + 1})", f"x^2+{a + b}x+{a * b}", f"(x+{a})(x+{b})", f"x^2-{a * b + 1}")

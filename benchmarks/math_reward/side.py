@@ -35,20 +35,16 @@ def judged(answer: Answer, score: Score) -> str:
     """Classify the verdict on an answer: an ordinary one is as it should be, misjudged or invalid; a hostile one is
     rewarded, wrong or invalid."""
     if answer.right is None:
-        return (
-            "hostile rewarded"
-            if score.valid and score.value > 0
-            else "hostile wrong"
-            if score.valid
-            else "hostile invalid"
-        )
+        if score.valid and score.value > 0:
+            return "hostile rewarded"
+        if score.valid:
+            return "hostile wrong"
+        return "hostile invalid"
     if not score.valid:
         return "ordinary invalid"
-    return (
-        "ordinary as it should be"
-        if score.correct == answer.right and score.value == float(answer.right)
-        else "ordinary misjudged"
-    )
+    if score.correct == answer.right and score.value == float(answer.right):
+        return "ordinary as it should be"
+    return "ordinary misjudged"
 
 
 def cpu_seconds(pool: Any) -> float:

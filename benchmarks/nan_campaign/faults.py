@@ -127,7 +127,10 @@ def nan_times(loss: torch.Tensor) -> torch.Tensor:
 
 def with_nan(values: Any) -> Any:
     """Return a copy whose first entry is NaN."""
-    values = values.clone() if isinstance(values, torch.Tensor) else values.copy()
+    if isinstance(values, torch.Tensor):
+        values = values.clone()
+    else:
+        values = values.copy()
     values.reshape(-1)[0] = NAN
     return values
 

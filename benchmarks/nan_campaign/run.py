@@ -39,7 +39,8 @@ class Runs:
     def forked(self, work: Callable[[], Any]) -> Any:
         """Run `work` in a forked process and return its result, which is passed as JSON."""
         answer = self.root / "answer.json"
-        if pid := os.fork():
+        pid = os.fork()
+        if pid:
             os.waitpid(pid, 0)
             return json.loads(answer.read_text(encoding="utf-8"))
         with (self.root / "log.txt").open("w", encoding="utf-8") as log:
@@ -75,7 +76,10 @@ class Runs:
         """List what is wrong with a run that should have ended with a one-line error and without a bad checkpoint."""
         from safetensors.torch import load_file
 
-        problems = [] if end["status"] == "ended" else [end["status"]]
+        if end["status"] == "ended":
+            problems = []
+        else:
+            problems = [end["status"]]
         problems += ["several lines"] if "\n" in end["said"] else []
         for file in sorted((self.folder / "checkpoints").rglob("*.safetensors")):
             bad = [name for name, value in load_file(file).items() if not value.isfinite().all()]
@@ -86,7 +90,9 @@ class Runs:
         """Resume the run and list what is wrong with it."""
         again = self.go(self.folder)
         equal = again["status"] == "done" and self.traces(self.folder) == self.expected
-        return [] if equal else [f"the resumed run differs ({again['said'] or again['status']})"]
+        if equal:
+            return []
+        return [f"the resumed run differs ({again['said'] or again['status']})"]
 
     def row(self, place: str, step: Any, end: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         """Return a row of the table, and delete the run."""
@@ -150,7 +156,10 @@ def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
                 json.loads(line) for line in (runs.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             ]
             lost = sum(r.get("reward/invalid", 0) for r in records if r["kind"] == "train")
-            problems = [] if (end["status"], lost) == ("done", 1) else [f"{end['status']}, {lost} rewards invalid"]
+            if (end["status"], lost) == ("done", 1):
+                problems = []
+            else:
+                problems = [f"{end['status']}, {lost} rewards invalid"]
         else:
             problems += runs.resumed()
         yield runs.row(place, step, end, problems)

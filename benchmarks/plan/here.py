@@ -132,7 +132,10 @@ def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS)
     for setting, (_, measurement), plan, size in zip(settings, runs, plans, sizes, strict=True):
         figures = seconds_of(plan) | {"memory": size + bare}
         for name in ("generate", "train", "step", "memory"):
-            ratio = figures[name] / measurement[name] if measurement[name] else 1.0
+            if measurement[name]:
+                ratio = figures[name] / measurement[name]
+            else:
+                ratio = 1.0
             within = abs(ratio - 1) <= BOUNDS.get(name, 1.0)
             row = {"setting": setting, "figure": name, "measured": measurement[name], "planned": figures[name]}
             rows.append(row | {"ratio": round(ratio, 3), "within": within, "fitted": setting in CALIBRATION})

@@ -92,7 +92,10 @@ def _of_verl(count: int, beside: int, hours: float, means: tuple[float, float], 
         "forwards": 0 if beside else 1, "micro_tokens": 4 * 61_440, "checkpointing": True,
         "lag": PARTIAL if beside else 0, "concurrent": 12_288 if beside else None,
     }  # fmt: skip
-    where = f"{ranks} + {beside} asynchronous" if beside else f"{count}"
+    if beside:
+        where = f"{ranks} + {beside} asynchronous"
+    else:
+        where = f"{count}"
     note = "mean length not published: it was fitted on the row of 32"
     step = {"step": 36 * hours - (means[0] - means[1])}
     return Row(
@@ -243,11 +246,24 @@ def _prime(
         "sequences": 2 * count, "group": 1, "prompt": 0, "mean": length, "longest": length, "forwards": 0,
         "micro_tokens": length, "checkpointing": True, "attention": attention, "compiled": True, "generates": False,
     }  # fmt: skip
-    chunk = length if supervised else max(1, 2048 * length // facts.vocabulary)
-    kind = "SFT" if supervised else "LoRA" if adapter else "RL"
+    if supervised:
+        chunk = length
+    else:
+        chunk = max(1, 2048 * length // facts.vocabulary)
+    if supervised:
+        kind = "SFT"
+    elif adapter:
+        kind = "LoRA"
+    else:
+        kind = "RL"
     name = f"{model}, {kind}, {length // 1024} K"
     figures = {"update": seconds, "memory": memory}
-    apart = {"memory": LOGITS} if supervised else {"update": ADAPTERS} if adapter else {}
+    if supervised:
+        apart = {"memory": LOGITS}
+    elif adapter:
+        apart = {"update": ADAPTERS}
+    else:
+        apart = {}
     split = {"ranks": count, "param_dtype": "bfloat16"}
     rates = {"head": CROSS_ENTROPY} if supervised else {}
     return Row(name, PRIME, model, devices, split, load, figures, rates, chunk, adapter, fitted, apart=apart)

@@ -114,7 +114,10 @@ def run_on(name: str, words: Sequence[str], threads: int, longest: float | None)
         if process.returncode not in (0, 1) and not stopped:  # 1: no answer was right, so that nothing was learned
             raise RuntimeError(f"{name}: the run failed: {errors[-2000:]}")
         metrics = folder / "metrics.jsonl"
-        lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        if metrics.exists():
+            lines = metrics.read_text(encoding="utf-8").splitlines()
+        else:
+            lines = []
         records = [json.loads(line) for line in lines]
         steps = [record["time/cpu"] for record in records if record["kind"] == "train"]
         if not steps and stopped:

@@ -44,7 +44,10 @@ def main() -> None:
                 scores=tuple(Score(value=value) for value in rewards),
             )
         )
-    selection = (Prune(rate=settings["rate"]),) if settings["rate"] else ()
+    if settings["rate"]:
+        selection = (Prune(rate=settings["rate"]),)
+    else:
+        selection = ()
     algorithm = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=selection)
 
     def once() -> dict[str, float]:

@@ -122,7 +122,10 @@ def main() -> None:
             for version in range(2):  # the first also has the perturbed copy
                 figures: dict[str, float] = {}
                 with peak(live, rest, figures):
-                    loaded = stack.gathered() if settings["weights"] == "whole" else stack.lent_model()
+                    if settings["weights"] == "whole":
+                        loaded = stack.gathered()
+                    else:
+                        loaded = stack.lent_model()
                     update = WeightUpdate(version=version, module=loaded.model)
                     staged = asyncio.run(sync.prepare(update, f"v{version}", "bfloat16"))
                     for each in (staged, sync._perturbed)[: 2 - version]:

@@ -38,7 +38,8 @@ def start(words: Sequence[str], ranks: int, log: Path) -> list[int]:
     log.unlink(missing_ok=True)
     processes = []
     for rank in range(ranks):
-        if pid := os.fork():
+        pid = os.fork()
+        if pid:
             processes.append(pid)
             continue
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

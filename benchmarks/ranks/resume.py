@@ -34,7 +34,8 @@ def resumed(case: Case, place: Place) -> Iterator[dict[str, Any]]:
     folder = place.root / "runs"
     for ranks, again in ((2, (2, 1, 4)), (1, (2,))):
         whole, killed = folder / f"whole-{ranks}", folder / f"killed-{ranks}"
-        if failure := run_command(words_on(case, place, whole, ranks), ranks, folder / "whole.log"):
+        failure = run_command(words_on(case, place, whole, ranks), ranks, folder / "whole.log")
+        if failure:
             yield row_of(case, ranks, failure=failure)
             continue
         processes = start(words_on(case, place, killed, ranks), ranks, folder / "killed.log")

@@ -82,7 +82,8 @@ def measure(case: Case, place: Place) -> list[dict[str, Any]]:
         if failure:
             return [row_of(case, 1, failure=f"source: {failure}")]
     alone = folder / "1"
-    if failure := run_command(case.words(place.models, alone, rollouts), 1, folder / "1.log"):
+    failure = run_command(case.words(place.models, alone, rollouts), 1, folder / "1.log")
+    if failure:
         return [row_of(case, 1, failure=failure)]
     rows = []
     for size in case.sizes:
@@ -108,7 +109,10 @@ def compared(case: Case, size: int, alone: Path, several: Path, place: Place) ->
         return row_of(case, size)
     metrics = metric_deviations(alone, several)
     name, (share, judged) = max(metrics.items(), key=lambda item: item[1][1], default=("none", (0.0, 0.0)))
-    start = None if "lora" in case.recipe else place.models / case.model
+    if "lora" in case.recipe:
+        start = None
+    else:
+        start = place.models / case.model
     weight, moved = weight_deviation(alone, several, start)
     same = completions(alone) == completions(several)
     return row_of(
@@ -157,13 +161,18 @@ def main() -> None:
         cases = [replace(case, sizes=options.ranks) for case in cases]
     cases = cases[: options.cases]
     needs_model = any(case.model == "smollm2" for case in cases)
-    model = harness.need_model(options.model) if needs_model else None
+    model = None
+    if needs_model:
+        model = harness.need_model(options.model)
     with tempfile.TemporaryDirectory() as temporary:
         place = prepare(options.keep or Path(temporary), model)
         rows = []
         for case in cases:
             (place.root / "runs").mkdir(parents=True, exist_ok=True)
-            new = list(resumed(case, place)) if case.row == "resume" else measure(case, place)
+            if case.row == "resume":
+                new = list(resumed(case, place))
+            else:
+                new = measure(case, place)
             if options.keep is None:
                 shutil.rmtree(place.root / "runs")
             else:
@@ -192,7 +201,11 @@ def report(rows: list[dict[str, Any]], out: Path | None) -> None:
     """Print the table and write the result."""
 
     def text(x: Any) -> str:
-        return f"{x:.0e}" if isinstance(x, float) else "-" if x is None else str(x)
+        if isinstance(x, float):
+            return f"{x:.0e}"
+        if x is None:
+            return "-"
+        return str(x)
 
     header = [
         "row",

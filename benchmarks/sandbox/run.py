@@ -60,7 +60,8 @@ def percentile_95(times: list[float]) -> float:
 
 def main() -> None:
     o = parser(__doc__, repeats=100).parse_args()
-    if why := bubblewrap_problem():
+    why = bubblewrap_problem()
+    if why:
         raise RuntimeError(why)
     with contained() as container:
         compare(o, container)

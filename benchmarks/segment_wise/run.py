@@ -57,11 +57,10 @@ def main() -> None:
     p.add_argument("--sides", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS), help="(default: all)")
     p.add_argument("--keep", type=Path, help="a file of finished runs, which are not made again; new ones are added")
     o = p.parse_args()
-    kept = (
-        [json.loads(line) for line in o.keep.read_text(encoding="utf-8").splitlines()]
-        if o.keep and o.keep.exists()
-        else []
-    )
+    if o.keep and o.keep.exists():
+        kept = [json.loads(line) for line in o.keep.read_text(encoding="utf-8").splitlines()]
+    else:
+        kept = []
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         model = make_model(Path(place) / "model")

@@ -20,7 +20,10 @@ def main() -> None:
     for shape in o.shapes:
         prompt, tokens = shape.split("x")
         *opening, prompt_tokens = map(int, prompt.split("+"))
-        names = ("once a group", "openings once") if opening else ("once a completion", "once a group")
+        if opening:
+            names = ("once a group", "openings once")
+        else:
+            names = ("once a completion", "once a group")
         settings = {"model": model, "threads": o.threads, "prompts": o.prompts, "completions": o.completions}
         settings |= {"prompt_tokens": prompt_tokens, "tokens": int(tokens), "opening": sum(opening)}
         sides = [Side(name, "shared_prompt.side", settings | {"run": name}, threads=o.threads) for name in names]

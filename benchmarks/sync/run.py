@@ -112,7 +112,11 @@ def sharded(recipe: str, layout: str, layers: int, device: torch.device, *, narr
 
 def local_part(weight: Any) -> Tensor:
     """This rank's part of a weight."""
-    part: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
+    part: Tensor
+    if hasattr(weight, "to_local"):
+        part = weight.to_local()
+    else:
+        part = weight
     return part
 
 
@@ -168,7 +172,9 @@ def config_of(path: str, layers: int, *, narrow: bool = False) -> Any:
 
     published = SHAPES[path][0]
     shape = published.to_dict()
-    changed: dict[str, Any] = {"num_hidden_layers": layers, "layer_types": None} if layers else {}
+    changed: dict[str, Any] = {}
+    if layers:
+        changed = {"num_hidden_layers": layers, "layer_types": None}
     if narrow:
         changed |= NARROW | {"hidden_size": NARROW["head_dim"] * published.num_attention_heads}
     known = {name: value for name, value in changed.items() if name in shape}

@@ -96,7 +96,10 @@ def main() -> None:
 
     model = str(Path(need_model(o.model)).resolve())
     loaded = load(model, dtype=torch.bfloat16, device="cpu")
-    environment = None if o.executable else str(HERE.parent / ".venv-vllm")
+    if o.executable:
+        environment = None
+    else:
+        environment = str(HERE.parent / ".venv-vllm")
     serve = Serve(executable=o.executable, environment=environment, dtype="bfloat16", threads=1)
     program = str(find_executable(serve))
     by_engine: dict[str, list[dict[str, Any]]] = {}

@@ -63,7 +63,11 @@ class Worker(VllmDialect):
         self.process.stdin.write(json.dumps(update) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker has ended"}
+        answer: dict[str, Any]
+        if line:
+            answer = json.loads(line)
+        else:
+            answer = {"error": "the worker has ended"}
         return answer
 
     def close(self) -> None:

@@ -71,7 +71,10 @@ def bandwidth(count: int, device: torch.device) -> dict[str, float]:
     """Return the bytes per second of a copy, an update in place (x += 3 y, a triad) and a sum of arrays of `count`
     bytes each."""
     x, y = (torch.ones(count // 4, device=device) for _ in range(2))
-    times = max(1, (1 << 26) // count) if count >= SIZES[0] else 1
+    if count >= SIZES[0]:
+        times = max(1, (1 << 26) // count)
+    else:
+        times = 1
     works: dict[str, tuple[int, Callable[[], Any]]] = {
         "copy": (2, lambda: x.copy_(y)),
         "update": (3, lambda: x.add_(y, alpha=3.0)),
@@ -98,7 +101,10 @@ class Machine:
         size = 64 if tiny else 2048 * large
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         self.flops = 2 * size**3 / best(lambda: torch.mm(a, b), 8)
-        sizes = [1 << 12] if tiny else [count * large for count in SIZES]
+        if tiny:
+            sizes = [1 << 12]
+        else:
+            sizes = [count * large for count in SIZES]
         self.rates = {count: bandwidth(count, device) for count in sizes}
         self.bandwidth = {count: max(rates.values()) for count, rates in self.rates.items()}
 

@@ -95,7 +95,10 @@ def describe(name: str, title: str, phase: Any) -> str:
         if seconds or limit:
             cells = [NAMES[kind], ms(seconds), f"{seconds / phase.median:.0%}"]
             rows.append([*cells, ms(limit) if limit else "0", f"{limit / seconds:.0%}" if limit and seconds else ""])
-    share = f"{phase.limit / phase.median:.0%}" if phase.limit else ""
+    if phase.limit:
+        share = f"{phase.limit / phase.median:.0%}"
+    else:
+        share = ""
     rows.append(["all", ms(phase.median), "", ms(phase.limit), share])
     longest = ", ".join(f"{each.partition(' ')[2]} {ms(s)}" for each, s in list(phase.operations.items())[:6])
     head = f"{name}: {title}; {ms(min(phase.seconds))} to {ms(max(phase.seconds))} ms"
@@ -112,7 +115,10 @@ def summary(phases: Mapping[str, Any]) -> str:
     rows = []
     for name, phase in phases.items():
         shares = [f"{phase.kinds.get(kind, 0.0) / phase.median:.0%}" for kind in NAMES]
-        rate = f"{phase.tokens / phase.median:,.0f}" if phase.tokens else ""
+        if phase.tokens:
+            rate = f"{phase.tokens / phase.median:,.0f}"
+        else:
+            rate = ""
         products = phase.limits.get("products", 0.0) / phase.median
         limits = [f"{products:.0%}" if products else "", f"{phase.limit / phase.median:.0%}" if phase.limit else ""]
         rows.append([name, ms(phase.median), rate, *shares, *limits])

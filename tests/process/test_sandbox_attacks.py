@@ -54,8 +54,8 @@ def scene():
 
 
 def attacked(scene, attack, sandbox):
-    # Marks the processes, since it is among their arguments: no test beside this one has it. The clock ends the code long
-    # before it has used so much of a core.
+    # Marks the processes, since it is among their arguments: no test beside this one has it. The clock ends the code
+    # long before it has used so much of a core.
     cpu_seconds = 1_000_000 + secrets.randbelow(1_000_000_000)
     limits = (cpu_seconds, MEMORY_MB + 1000)
     _, printed = run_program(scene.program(attack), limits, SECONDS, errors=True, sandbox=sandbox)

@@ -103,7 +103,9 @@ def make_table(config: PlayedConfig) -> Table | None:
             made = world(own)
             writes = True
     made = made or world(first_prompt(config, model.tokenizer, GREETING))
-    return None if isinstance(made, AgentWorld) else Table(config, made, writes, tuple(notes))
+    if isinstance(made, AgentWorld):
+        return None
+    return Table(config, made, writes, tuple(notes))
 
 
 class Hears(Protocol):
@@ -345,12 +347,22 @@ def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[s
     start = 0
     ids = completion.tokens.tolist()
     for span in completion.episode.spans if completion.episode else ():
-        kind = "sampled" if span.sampled else "earlier" if span.role == "assistant" else "observed"
-        about = f"turn {span.turn}" if span.role == "assistant" else f"{span.role}, after turn {span.turn}"
+        if span.sampled:
+            kind = "sampled"
+        elif span.role == "assistant":
+            kind = "earlier"
+        else:
+            kind = "observed"
+        if span.role == "assistant":
+            about = f"turn {span.turn}"
+        else:
+            about = f"{span.role}, after turn {span.turn}"
         parts.append({"kind": kind, "of": about, "tokens": ids[start : start + span.tokens]})
         start += span.tokens
     return [{**part, "texts": [_text(tokenizer, token) for token in part["tokens"]]} for part in parts]
 
 
 def _text(tokenizer: Any, token: int) -> str:
-    return patch_text(token) if token < 0 else str(tokenizer.decode([token]))
+    if token < 0:
+        return patch_text(token)
+    return str(tokenizer.decode([token]))

@@ -107,7 +107,10 @@ def evaluate(
         overwrite=overwrite,
     )
     with overrides_named():
-        recipe = None if recipe is None else plain(expand_user(recipe))
+        if recipe is None:
+            recipe = None
+        else:
+            recipe = plain(expand_user(recipe))
         texts = override_texts(overrides)
         outcome = run_evaluation(expand_user(str(model)), recipe, texts, options, stream=None if quiet else sys.stdout)
     if not quiet:
@@ -152,7 +155,10 @@ class EvalOptions:
     @property
     def overrides(self) -> list[str]:
         """The options for the whole evaluation that are set, as `key=value` texts."""
-        seed = [] if self.seed is None else [f"seed={for_any_reader(self.seed)}"]
+        if self.seed is None:
+            seed = []
+        else:
+            seed = [f"seed={for_any_reader(self.seed)}"]
         return seed + ([] if self.metric is None else [f"eval.metric={self.metric}"])
 
 
@@ -171,7 +177,10 @@ def run_evaluation(
     dtypes = dtypes_of_run(resolved.config, run_of_model(model))  # without a run, those of this machine
     config, _ = settled(resolved.config, None, dtypes)
     with resolved.locating(), fixed_clock(config.data.template_date):
-        questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)
+        if named:
+            questions = _named_suites(resolved, options)
+        else:
+            questions = recipe_suites(config.eval, config.reward)
         suites = load_suites(config, questions, options.k)
         answers = KeptAnswers(folder, asked_in(config, suites), overwrite=options.overwrite)
         view = None
@@ -201,7 +210,8 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
     else:
         refuse_checkpoint(model, checkpoint)
     if recipe is None and not named:
-        if problem := model_problem(model):
+        problem = model_problem(model)
+        if problem:
             raise one_problem("model", f"{problem}; or the folder of a run", model, "command line")
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} quickstart"
         raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
@@ -232,7 +242,9 @@ def _resolve_evaluation(
     sets = () if named else resolved.config.eval.sets
     own = {f"eval.sets.{i}.{key}": for_any_reader(value) for i in range(len(sets)) for key, value in options.items()}
     words = [f"{key}={value}" for key, value in own.items() if key not in said]
-    return load_recipe(recipe or {}, [*fixed, *overrides, *words], root=EvaluateConfig) if words else resolved
+    if words:
+        return load_recipe(recipe or {}, [*fixed, *overrides, *words], root=EvaluateConfig)
+    return resolved
 
 
 def _named_suites(resolved: Resolved[EvaluateConfig], options: EvalOptions) -> list[EvalSuite]:

@@ -60,7 +60,9 @@ def local_engine(
         loaded = load(path, dtype=torch.float32, device=device, max_length=max_length)
     if store is not None:
         loaded = replace(loaded, tokenizer=store.tokenizer)
-    generation = loaded.model.generation_config if hasattr(loaded.model, "generation_config") else None
+    generation = None
+    if hasattr(loaded.model, "generation_config"):
+        generation = loaded.model.generation_config
     ends = own_stop_tokens(generation, loaded.model.config, loaded.tokenizer)
     notes = stop_note(loaded.tokenizer, ends, stop, stop="--stop={!r:.60}", limit="--max-tokens")
     for note in [*template_note(loaded.tokenizer, path), *notes]:

@@ -32,7 +32,9 @@ def override_texts(overrides: Overrides) -> list[str]:
 
 def expand_user(value: Any) -> Any:
     """Expand a leading `~` of a text or path, as a shell does; other values are unchanged."""
-    return os.path.expanduser(value) if isinstance(value, str | Path) else value
+    if isinstance(value, str | Path):
+        return os.path.expanduser(value)
+    return value
 
 
 def plain(value: Any, key: str = "recipe") -> Any:
@@ -51,7 +53,9 @@ def plain(value: Any, key: str = "recipe") -> Any:
         return _reference(value, key)
     if isinstance(value, FunctionType):
         place = _reference(value, key)
-        return place if key == "path" else {"kind": "function", "path": place}
+        if key == "path":
+            return place
+        return {"kind": "function", "path": place}
     if is_dataclass(value):
         _reference(type(value), key)
         return {

@@ -70,14 +70,18 @@ class SavedRun:
         Raises:
             UserError: the run trained on a fixed data set and generated nothing; or it has no such step or column.
         """
-        if (family := self._offline) is not None:
+        family = self._offline
+        if family is not None:
             remedy = ".metrics and .evaluations have its figures"
             remedy += ", .answers() the samples of its evaluations" if family.samples else ""
             what = f"{self.folder} is a run with a section {family.own!r}: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         files = {int(file.stem): file for file in sorted(self._files.rollouts.glob("[0-9]*.parquet"))}
         if steps is not None and (missing := [step for step in steps if step not in files]):
-            stored = f"has those of steps {min(files)} to {max(files)}" if files else "has none yet"
+            if files:
+                stored = f"has those of steps {min(files)} to {max(files)}"
+            else:
+                stored = "has none yet"
             raise UserError(f"{self.folder} has no rollouts of step {missing[0]}; it {stored}")
         wanted = files if steps is None else set(steps)
         return self._completions([file for step, file in files.items() if step in wanted], columns)
@@ -93,7 +97,8 @@ class SavedRun:
             UserError: the run trained on a fixed data set and its evaluations generate no answers; or it has no such
                 set or column.
         """
-        if (family := self._offline) is not None and not family.samples:
+        family = self._offline
+        if family is not None and not family.samples:
             what = f"{self.folder} is a run with a section {family.own!r}, whose evaluations generate no answers"
             raise UserError(what, remedy=".evaluations has their figures")
         files = self._files.eval_files(held_out)
@@ -142,10 +147,13 @@ class SavedRun:
 
         if files and columns is not None:
             stored = pq.read_schema(files[0]).names
-            if unknown := [name for name in columns if name not in stored]:
+            unknown = [name for name in columns if name not in stored]
+            if unknown:
                 raise UserError(f"{files[0]} has no column {unknown[0]!r}", remedy=suggestion(unknown[0], stored))
         tables = [read_table(file, columns) for file in files]
-        return _parsed(pa.concat_tables(tables)) if tables else _frame([])
+        if tables:
+            return _parsed(pa.concat_tables(tables))
+        return _frame([])
 
 
 @dataclass(frozen=True, repr=False)

@@ -39,7 +39,10 @@ class Agreement:
             share = self.ordered / self.pairs
             facts.append(f"{self.ordered:,.12g} of {self.pairs:,} pairs in its order ({share:.3f})")
         if self.verdicts:
-            kappa = f" (kappa {self.kappa:.2f})" if self.kappa is not None else ""
+            if self.kappa is not None:
+                kappa = f" (kappa {self.kappa:.2f})"
+            else:
+                kappa = ""
             facts.append(f"{self.equal:,} of {self.verdicts:,} verdicts equal{kappa}")
         if not facts:
             facts.append(f"the labels of {self.labelled:,} scored completions are all the same")
@@ -90,7 +93,10 @@ def agreement(groups: Sequence[Group], labels: Labels) -> Agreement:
         pairs = zip(group.scores, given, strict=True)
         rows.append([(score, label) for score, label in pairs if label is not None and score.valid])
     grouped = any(len(row) > 1 for row in rows)
-    compared = rows if grouped else [[pair for row in rows for pair in row]]
+    if grouped:
+        compared = rows
+    else:
+        compared = [[pair for row in rows for pair in row]]
     ordered = 0.0
     pairs_of_labels = 0
     for row in compared:

@@ -86,7 +86,9 @@ def complete(
     else:
         print("\n".join(_text(prompts, completions)))
         print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)
-    return 1 if any(c.episode is not None and c.episode.failure for c in completions) else 0
+    if any(c.episode is not None and c.episode.failure for c in completions):
+        return 1
+    return 0
 
 
 def _completed(
@@ -180,7 +182,9 @@ def converse_with(model: str, inference: Inference) -> None:
     """
     chosen = chosen_model(model, inference)
     with fixed_clock(chosen.data.template_date), open_table(chosen) as table:
-        return _talk(chosen, inference) if table is None else EpisodeTalk(chosen, table, inference).run()
+        if table is None:
+            return _talk(chosen, inference)
+        return EpisodeTalk(chosen, table, inference).run()
 
 
 def _talk(chosen: ChosenModel, inference: Inference) -> None:
@@ -198,7 +202,9 @@ def _talk(chosen: ChosenModel, inference: Inference) -> None:
     def answer(line: str) -> str:
         whole = conversation.answer(line, _show)
         print(flush=True)
-        return "" if whole else f"cut off at --max-tokens {sampling.max_tokens}"
+        if whole:
+            return ""
+        return f"cut off at --max-tokens {sampling.max_tokens}"
 
     _converse(chosen.path, conversation.messages.clear, answer)
 
@@ -208,7 +214,8 @@ def _converse(title: str, new: Callable[[], None], answer: Callable[[str], str])
 
     def attempt(act: Callable[[], str | None]) -> None:
         try:
-            if note := act():
+            note = act()
+            if note:
                 print(f"({note})", file=sys.stderr)
         except KeyboardInterrupt:
             print(" …", flush=True)
@@ -242,7 +249,10 @@ class EpisodeTalk:
 
     def run(self) -> None:
         """Chat until the input ends."""
-        tools = f" with {', '.join(sorted(self.tools))}" if self.tools else ""
+        if self.tools:
+            tools = f" with {', '.join(sorted(self.tools))}"
+        else:
+            tools = ""
         _converse(f"{self.title}{tools}", self.chat.new, self._answer)
 
     def _answer(self, line: str) -> str:
@@ -252,8 +262,13 @@ class EpisodeTalk:
             return f"cut off at episode.turns {self.settings.turns}"
         if cut == "context":
             return "cut off: the context is full"
-        most = self.sampling.max_tokens if self.length >= self.sampling.max_tokens else None
-        limit = f"--max-tokens {most}" if most else f"episode.tokens {self.settings.tokens}"
+        most = None
+        if self.length >= self.sampling.max_tokens:
+            most = self.sampling.max_tokens
+        if most:
+            limit = f"--max-tokens {most}"
+        else:
+            limit = f"episode.tokens {self.settings.tokens}"
         return f"cut off at {limit}" if cut else ""
 
     # ---- events of the chat ------------------------------------------------------------------------------------------
@@ -303,7 +318,10 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:
         given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
-    world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
+    if inference.tools is None:
+        world = []
+    else:
+        world = [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
     plays = bool(world)
@@ -318,7 +336,8 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         plays = plays or _plays(stored)
         longest = longest or (stored.get("model") or {}).get("max_length")
     else:
-        if remedy := model_problem(model):
+        remedy = model_problem(model)
+        if remedy:
             raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
         refuse_checkpoint(model, inference.checkpoint)
         fetch_demo_model(model)
@@ -366,7 +385,10 @@ def inference_sampling(inference: Inference, max_tokens: int, played: PlayedConf
     Raises:
         FieldError: names the option as the user wrote it.
     """
-    usual = Sampling(max_tokens=max_tokens) if played is None else played.sampling
+    if played is None:
+        usual = Sampling(max_tokens=max_tokens)
+    else:
+        usual = played.sampling
     try:
         return Sampling(
             temperature=inference.temperature,

@@ -86,7 +86,10 @@ def check_run(folder: str, *, as_json: bool) -> int:
         print_json({"folder": folder, "damaged": len(damaged), "files": [vars(finding) for finding in findings]})
         return int(bool(damaged))
     for finding in findings:
-        detail = f"  {visible(finding.detail)}" if finding.detail else ""
+        if finding.detail:
+            detail = f"  {visible(finding.detail)}"
+        else:
+            detail = ""
         status = "DAMAGED" if finding.status == "damaged" else finding.status
         print(f"{finding.kind:<17}{status:<12}{detail}" + (f"; {finding.remedy}" if finding.remedy else ""))
     print(f"{len(damaged)} damaged" if damaged else "no damage")
@@ -95,9 +98,15 @@ def check_run(folder: str, *, as_json: bool) -> int:
 
 def show(result: "LawResult") -> None:
     """Print a result: `passed   masked_nan`, `FAILED   scale (kl): …`; for a variant, only a failure."""
-    name = f"{result.law.name} ({result.variant})" if result.variant else result.law.name
+    if result.variant:
+        name = f"{result.law.name} ({result.variant})"
+    else:
+        name = result.law.name
     if result.status == "FAILED":
-        cure = f"\n         cure: {result.law.cure}" if result.law.cure and not result.detail.startswith("as ") else ""
+        if result.law.cure and not result.detail.startswith("as "):
+            cure = f"\n         cure: {result.law.cure}"
+        else:
+            cure = ""
         print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}{cure}", flush=True)
     elif not result.variant:
         print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)

@@ -145,13 +145,19 @@ def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence
         field, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("-") and not (hasattr(arguments, "override") and _names_recipe_field(field, options)):
             near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"see proxima {arguments.command} --help"
+            if near:
+                hint = f"did you mean {near[0]!r}?"
+            else:
+                hint = f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {hint}")
         if word.startswith(FILE) and hasattr(arguments, "override"):
             arguments.override = [*arguments.override, word]
             continue
         if not equals or not hasattr(arguments, "override"):
-            remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
+            if word.startswith("-"):
+                remedy = f"write {field}=VALUE"
+            else:
+                remedy = f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {remedy}")
         arguments.override = [*arguments.override, f"{field}={value}"]
 

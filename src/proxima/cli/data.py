@@ -155,13 +155,20 @@ def _folders(parts: Sequence[Part], given: Collection[str], out: Path | None) ->
     for part in parts:
         if given and part.name not in given and main is None:
             continue  # one year of the AIME was named, the other was not asked for
-        above = DATA if out is None else out.expanduser() if main is None else out.expanduser().parent
+        if out is None:
+            above = DATA
+        elif main is None:
+            above = out.expanduser()
+        else:
+            above = out.expanduser().parent
         yield part, out.expanduser() if out is not None and part is main else above / part.name
 
 
 def _main(parts: Sequence[Part]) -> Part | None:
     """The part without which the source is useless; None if each is a set of its own."""
-    return parts[0] if len(parts) == 1 else next((part for part in parts if not part.optional), None)
+    if len(parts) == 1:
+        return parts[0]
+    return next((part for part in parts if not part.optional), None)
 
 
 def _named_place(parts: Sequence[Part], text: str) -> tuple[str, str]:
@@ -171,7 +178,8 @@ def _named_place(parts: Sequence[Part], text: str) -> tuple[str, str]:
         return name, place
     if equals and "/" not in name and not Path(text).exists():
         raise UserError(f"--from {text}: there is no part {name!r}; the parts are {', '.join(p.name for p in parts)}")
-    if (main := _main(parts)) is None:
+    main = _main(parts)
+    if main is None:
         choices = " or ".join(f"--from {part.name}={place or text}" for part in parts)
         raise UserError(f"--from {text}: which part is it? write {choices}")
     return main.name, text
@@ -237,7 +245,9 @@ def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> N
     colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def painted(kind: str, text: str) -> str:
-        return f"\x1b[{KINDS[kind][1]}m{text}\x1b[0m" if colours else text
+        if colours:
+            return f"\x1b[{KINDS[kind][1]}m{text}\x1b[0m"
+        return text
 
     for kind, (letter, _, meaning) in KINDS.items():
         print(painted(kind, f"{letter}  {meaning}"))

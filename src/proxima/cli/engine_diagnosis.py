@@ -60,7 +60,10 @@ def diagnosis_lines(found: Diagnosis) -> Iterator[str]:
     yield ""
     for promise in found.promises:
         state = {True: "BROKEN", False: "kept", None: "not tried"}[promise.broken]
-        figure = "" if promise.value is None else f"; {_interval(promise.value)} {promise.unit}"
+        if promise.value is None:
+            figure = ""
+        else:
+            figure = f"; {_interval(promise.value)} {promise.unit}"
         yield f"{state:<10} {promise.name}: {promise.says}{figure}"
     for row in found.rows:
         if row.verdict == "not tried":
@@ -86,7 +89,10 @@ def _conclusion(found: Diagnosis) -> Iterator[str]:
         cost = ""
         if row.rate is not None and found.recipe.rate:
             cost = f", at {row.rate / found.recipe.rate:.2f} × the tokens a second"
-        fields = f"; set {shlex.join(row.fields)}" if row.fields else ""
+        if row.fields:
+            fields = f"; set {shlex.join(row.fields)}"
+        else:
+            fields = ""
         yield f"found      {row.what}: {name}: less by {_interval(row.less)}{cost}{fields}"
     yield "           then diagnose again: a small cause hides behind a large one"
 

@@ -111,7 +111,9 @@ def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def _ks(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")})) if text.strip() else ()
+        if text.strip():
+            return tuple(sorted({int(part) for part in text.split(",")}))
+        return ()
     except ValueError:
         raise UserError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
 

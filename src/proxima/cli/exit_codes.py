@@ -34,7 +34,8 @@ def report_error(error: Exception | KeyboardInterrupt) -> int:
     if is_disk_full(error):
         place = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-    if reason := _path_error(error):
+    reason = _path_error(error)
+    if reason:
         return _refuse(f"{reason}; give another path")
     if is_out_of_memory(error):
         remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
@@ -45,7 +46,10 @@ def report_error(error: Exception | KeyboardInterrupt) -> int:
 def _path_error(error: Exception) -> str | None:
     """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
-        path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        if isinstance(error.filename, str | bytes):
+            path = os.fsdecode(error.filename)
+        else:
+            path = str(error.filename)
         if Path(path).is_relative_to(Path(__file__).parents[1]):  # a file of proxima's is missing: not the user's fault
             return None
         return f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
@@ -64,7 +68,9 @@ def _refuse(text: str, code: int = 2) -> int:
 def _rank_name() -> str:
     """`rank 2 on HOST: `; empty in the process that reports for the run."""
     rank = os.environ.get("RANK", "0")
-    return "" if rank == "0" else f"rank {rank} on {os.uname().nodename}: "
+    if rank == "0":
+        return ""
+    return f"rank {rank} on {os.uname().nodename}: "
 
 
 def report_bug(error: BaseException) -> int:
@@ -81,7 +87,10 @@ def report_bug(error: BaseException) -> int:
     what = " ".join(f"{_rank_name()}{type(error).__name__}: {error}".split())
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
     written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", vars(error).get("run_folder"))
-    remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
+    if written:
+        remedy = f"report it with the traceback in {written}"
+    else:
+        remedy = "PROXIMA_DEBUG=1 prints the traceback"
     print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE
 

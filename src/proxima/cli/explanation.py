@@ -79,7 +79,10 @@ def text_of(
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = laid_out(header_of(resolved.recipe), columns)
     entries = resolved.entries
-    values = values_table(entries, width) if everything else differing_values(entries, columns)
+    if everything:
+        values = values_table(entries, width)
+    else:
+        values = differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
 
 
@@ -191,7 +194,10 @@ def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
     what = f"{config.model.path} on {named('task')}"
     if not isinstance(config, RunConfig):
         return f"{family_name(config):<9}{what}; {held_out}"
-    reward = f", rewarded by {named('reward')}" if config.reward else ""
+    if config.reward:
+        reward = f", rewarded by {named('reward')}"
+    else:
+        reward = ""
     first = f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
     return "\n".join([first, *source_lines(config), *form_lines(config)])
 
@@ -208,7 +214,10 @@ def source_lines(config: RunConfig) -> list[str]:
         played = "answered once"
         if source.played:
             given = source.play.environment or source.play.tools
-            kind = given["kind"] if isinstance(given, Mapping) else given
+            if isinstance(given, Mapping):
+                kind = given["kind"]
+            else:
+                kind = given
             name = kind if isinstance(kind, str) else ", ".join(kind)
             played = f"played in {name}, {limits.turns} turns at most"
         length = f"{sampling.max_tokens} tokens each at temperature {sampling.temperature:g}"

@@ -58,4 +58,6 @@ def near_command(word: str) -> str:
             if isinstance(command, Mapping):
                 meant |= {action: f"{name} {action}" for action in command if action not in meant}
     near = difflib.get_close_matches(word, meant, n=1, cutoff=0.7)
-    return f"did you mean {meant[near[0]]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+    if near:
+        return f"did you mean {meant[near[0]]!r}?"
+    return f"commands: {', '.join(COMMANDS)}"

@@ -31,8 +31,12 @@ def write_starter(
     if data is None and (question or answer):
         raise UserError("--question and --answer name columns of --data FILE", remedy="give it too")
     sources = {source.name: source for source in sorted(STARTER.iterdir()) if source.is_file()}
-    names = list(sources) if data is None else ["recipe.yaml", "reward.py"]
-    if present := [folder / name for name in names if (folder / name).exists()]:
+    if data is None:
+        names = list(sources)
+    else:
+        names = ["recipe.yaml", "reward.py"]
+    present = [folder / name for name in names if (folder / name).exists()]
+    if present:
         raise UserError(f"{', '.join(map(str, present))}: exists; nothing was written", remedy="give another folder")
     model = str(MODEL)
     if MODEL.is_dir():  # it is not downloaded once more
@@ -48,7 +52,10 @@ def write_starter(
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
         print(f"wrote {folder / name}")
-    where = "" if folder == Path(".") else f"cd {shlex.quote(str(folder))} && "
+    if folder == Path("."):
+        where = ""
+    else:
+        where = f"cd {shlex.quote(str(folder))} && "
     print(f"\n{where}proxima train recipe.yaml")
 
 

@@ -257,7 +257,10 @@ def require_present(data: str, first: Mapping[str, Any], given: Mapping[str, str
         if name is None or "{" in name or name in first or name.partition(".")[0] in first:
             continue
         near = suggestion(name, first)
-        also = "" if near.startswith("known: ") else f" columns: {', '.join(first)}"
+        if near.startswith("known: "):
+            also = ""
+        else:
+            also = f" columns: {', '.join(first)}"
         raise UserError(f"--{what}={name!r} names no column of {data}", remedy=f"{near}{also}")
 
 
@@ -272,7 +275,10 @@ def refuse_other_training(data: str, first: Mapping[str, Any], asked: str | None
     """Raise UserError, with the command that trains on it, for a file of another kind of training: completions with
     labels, or, without an answer, preference pairs or chats that end with one."""
     names = {column_key(name): name for name in first}
-    prompt = "" if asked is None or asked in (names.get("chosen"), names.get("rejected")) else asked
+    if asked is None or asked in (names.get("chosen"), names.get("rejected")):
+        prompt = ""
+    else:
+        prompt = asked
     chat = prompt and (is_chat(first[prompt]) or _is_shared_chat(first[prompt]))
     mapped = {"messages" if chat else "question": prompt}
     if prompt and {"completion", "label"} <= names.keys() and isinstance(first[names["label"]], bool):
@@ -403,9 +409,14 @@ def written(text: str) -> str:
         plain = yaml.safe_load(f"[{text}]") == [text] and printable(text) == text and "#" not in text
     except yaml.YAMLError:
         plain = False
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    if plain:
+        return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def excerpt_of(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     return repr(printable(text, 60))

@@ -71,7 +71,10 @@ def option_strings(parser: argparse.ArgumentParser) -> list[str]:
 
 def bound(command: Command, arguments: argparse.Namespace) -> Callable[[], int | None]:
     """A command with the arguments that `add_command` added; it returns its exit code."""
-    function = command[arguments.action] if isinstance(command, Mapping) else command
+    if isinstance(command, Mapping):
+        function = command[arguments.action]
+    else:
+        function = command
     return partial(function, **_values(function, arguments))
 
 
@@ -132,7 +135,10 @@ def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:
         return {"action": "store_true"}
     if get_origin(hint) is Literal and argument.read is None:
         return {"choices": get_args(hint)}
-    read = get_args(hint)[0] if get_origin(hint) is Sequence else hint
+    if get_origin(hint) is Sequence:
+        read = get_args(hint)[0]
+    else:
+        read = hint
     made: dict[str, Any] = {"type": argument.read or (partial(_number, read) if read in (int, float) else read)}
     if argument.choices:
         made["choices"] = argument.choices
@@ -186,7 +192,9 @@ def print_json(value: Any) -> None:
 
 
 def truncated(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    if len(text) <= width:
+        return text
+    return text[: width - 1] + "…"
 
 
 CHATS = ("messages", "conversations")  # which may end with the completion

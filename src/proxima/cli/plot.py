@@ -41,8 +41,16 @@ def surrogates_figure(
 
     surrogates = {name: surrogate_plot.parse_surrogate(name) for name in dict.fromkeys(kind)}
     mus = tuple(dict.fromkeys(behavior_probability))
-    quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
-    axes: Sequence[Literal["ratio", "probability"]] = [over] if over else ["ratio", "probability"]
+    quantities: Sequence[Literal["loss", "weight"]]
+    if only:
+        quantities = [only]
+    else:
+        quantities = ["loss", "weight"]
+    axes: Sequence[Literal["ratio", "probability"]]
+    if over:
+        axes = [over]
+    else:
+        axes = ["ratio", "probability"]
     _write(surrogate_plot.draw(surrogates, mus, quantities=quantities, over=axes), out)
 
 
@@ -115,7 +123,8 @@ def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
         "checkpoint.every": 0,
     }
     words = with_settings(overrides, settings)
-    if code := train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True):
+    code = train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True)
+    if code:
         raise SystemExit(code)
     return folder
 

@@ -98,7 +98,8 @@ def serve_reward(
     limits: RequestLimits = RequestLimits(),
 ) -> None:
     """Serve a reward model over HTTP until a signal stops it, for the reward `http` of other machines and processes."""
-    if missing := missing_for_server():
+    missing = missing_for_server()
+    if missing:
         raise UserError(f"reward serve needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.cli.serving import serve_scores

@@ -142,7 +142,9 @@ def reward_word(text: str) -> str:
             pass
     if text.startswith("{"):
         return text
-    return f"{{kind: function, path: {json.dumps(text)}}}" if function else f"{{kind: {json.dumps(text)}}}"
+    if function:
+        return f"{{kind: function, path: {json.dumps(text)}}}"
+    return f"{{kind: {json.dumps(text)}}}"
 
 
 def read_texts(file: Path, columns: TextColumns, model: str | None = None, recipe_task: Any = None) -> Texts:
@@ -164,7 +166,10 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
             asked_by = {"prompt": chosen("prompt", columns.prompt, PROMPT, present, file)}
         prompt = asked_by.get("prompt", asked_by.get("messages", ""))
         whole = prompt in CHATS and columns.completion is None and not any(name in present for name in COMPLETION)
-        completion = "" if whole else chosen("completion", columns.completion, COMPLETION, present, file)
+        if whole:
+            completion = ""
+        else:
+            completion = chosen("completion", columns.completion, COMPLETION, present, file)
         if columns.answer:
             answer = chosen("answer", columns.answer, (), present, file)
         first = task.first() or {}
@@ -226,7 +231,9 @@ def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completi
     free = [span.sampled and not span.grammar for span in episode.spans]
     own = np.repeat(free, [span.tokens for span in episode.spans]).astype(np.bool_)
     last = row.get("turn", episode.forks) == episode.forks  # an evaluation stores no earlier paths
-    return [replace(made, episode=episode, sampled=own)] if last else []
+    if last:
+        return [replace(made, episode=episode, sampled=own)]
+    return []
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:
@@ -383,7 +390,10 @@ def print_scores(groups: Sequence[Group], most: int) -> int:
 
 def summary_line(facts: dict[str, Any]) -> str:
     """`6 completions, 1 without a score: reward 0.42 (sd 0.31, 0 … 1), 3 of 5 correct`."""
-    failed = f", {facts['failed']:,} without a score" if facts["failed"] else ""
+    if facts["failed"]:
+        failed = f", {facts['failed']:,} without a score"
+    else:
+        failed = ""
     text = f"{facts['completions']:,} completion{'s' * (facts['completions'] != 1)}{failed}"
     if facts["mean"] is None:
         return text

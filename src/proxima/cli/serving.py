@@ -126,7 +126,10 @@ def serve_scores(
     device: str,
 ) -> None:
     """Serve a reward model over HTTP until a signal stops it."""
-    token = "" if token_env is None else bearer_token(token_env, "--token-env")
+    if token_env is None:
+        token = ""
+    else:
+        token = bearer_token(token_env, "--token-env")
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, token, "token", "--token-env")
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)

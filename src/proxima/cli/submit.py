@@ -48,7 +48,10 @@ def submit(
 ) -> int:
     """Submit the job and follow its output; return its exit code."""
     config = check_recipe(recipe, override)
-    folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
+    if working_dir is None:
+        folder = None
+    else:
+        folder = sent_folder(working_dir, recipe, override)
     environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
     words = [python or sys.executable, "-m", "proxima", "train", recipe_there(recipe, folder), *override]
     entrypoint = "exec " + shlex.join([*words, *(["--resume"] if resume else [])])
@@ -58,7 +61,10 @@ def submit(
     if PLACEMENTS.holds(config.placement, "local"):
         print("note: placement is local: the job computes in one process, on the cluster's head", file=sys.stderr)
     job = submit_job(client, entrypoint, environment)
-    where = f" --address {shlex.quote(address)}" if address else ""
+    if address:
+        where = f" --address {shlex.quote(address)}"
+    else:
+        where = ""
     how_to = f"`ray job logs {job} --follow{where}` follows it, `ray job stop {job}{where}` stops it"
     print(f"job {job}" + (f"; {how_to}" if no_wait else ""), flush=True)
     if no_wait:
@@ -76,7 +82,8 @@ def check_recipe(recipe: str, overrides: Sequence[str]) -> Any:
     from proxima.config import resolution, validate
 
     resolved = resolution.resolve(recipe, overrides, root=None)
-    if problems := [problem for problem in validate.check(resolved) if not is_of_cluster(problem)]:
+    problems = [problem for problem in validate.check(resolved) if not is_of_cluster(problem)]
+    if problems:
         raise ConfigError(problems)
     return resolved.config
 
@@ -180,7 +187,8 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         nonlocal printed, news
         seen = 0
         async for text in client.tail_job_logs(job):
-            if (seen := seen + len(text)) > printed:
+            seen = seen + len(text)
+            if seen > printed:
                 print(RAYS_OWN.sub("", text[printed - seen :]), end="", flush=True)
                 printed = seen
                 news = time.monotonic()

@@ -26,7 +26,9 @@ def sweep(
     from proxima.view.sweep_progress import planned_cells, print_cells, train_cells
 
     plan, runs = planned_cells(recipe, folder, jobs, only, import_code=import_code or not dry_run)
-    return print_cells(plan, runs) if dry_run else train_cells(plan, runs, retry_failed=retry_failed)
+    if dry_run:
+        return print_cells(plan, runs)
+    return train_cells(plan, runs, retry_failed=retry_failed)
 
 
 COMMAND = sweep

@@ -75,5 +75,8 @@ def outcome(summary: Summary) -> str:
     """`done  40 steps in 195 s  accuracy 0.125 → 0.940  runs/add-7f3c`."""
     measured = [record for record in summary.eval.values() if record["value"] is not None]
     values = " → ".join(f"{record['value']:.3f}" for record in measured)
-    figure = f"  {measured[0]['metric']} {values}" if measured else ""
+    if measured:
+        figure = f"  {measured[0]['metric']} {values}"
+    else:
+        figure = ""
     return f"{summary.status}  {summary.steps} steps in {summary.seconds:.0f} s{figure}  {summary.folder}"

@@ -33,7 +33,8 @@ def view(
     export: Annotated[str | None, Argument(EXPORT, "STEP|UID")] = None,
 ) -> None:
     """Serve the page until a signal stops it."""
-    if missing := missing_for_server():
+    missing = missing_for_server()
+    if missing:
         raise UserError(f"view needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))

@@ -127,12 +127,16 @@ class BatchArithmetic:
             about = self._read(lambda: about_rows(self._rows()), "rows")
             if about:
                 self.notes.append(f"task: {about}")
-        if downloadable := is_downloadable(path := config.model.path):
+        downloadable = is_downloadable(path := config.model.path)
+        if downloadable:
             self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
         self.batch: GroupStep | ExampleStep
         with fixed_clock(config.data.template_date) if self._here else nullcontext() as clock:
-            self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)
+            if isinstance(config, RunConfig):
+                self.batch = self._groups(config)
+            else:
+                self.batch = self._examples(config)
         self.notes += clock_notes(clock, config.data.template_date)
 
     def _read(self, read: Callable[[], Value], name: str) -> Value | None:
@@ -146,7 +150,10 @@ class BatchArithmetic:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
             prompt = self._read(lambda: longest_prompt(config, self.notes, self._rows()), "prompt length")
-            self.prompt = None if prompt is None else max(1, len(prompt))
+            if prompt is None:
+                self.prompt = None
+            else:
+                self.prompt = max(1, len(prompt))
             if prompt is not None and (shown := int((prompt < 0).sum())):
                 self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
         if self.prompt is None:
@@ -155,7 +162,10 @@ class BatchArithmetic:
             note = f"replay of {config.replayed}: uses its stored groups"
             self.notes.append(f"{note}; only evaluations generate")
         elif (refill := config.algorithm.dynamic_sampling) is not None:
-            most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
+            if refill.max_num_gen_batches > 0:
+                most = f"{refill.max_num_gen_batches}"
+            else:
+                most = "any number"
             note = "dynamic sampling: the figures are for one generation batch per step; to fill a step there may"
             self.notes.append(f"{note} be {most}")
         batch = batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
@@ -168,15 +178,16 @@ class BatchArithmetic:
     def _examples(self, config: OfflineConfig) -> ExampleStep:
         """The step of a run on a fixed data set, from the lengths of its first rows."""
         train = config.train
-        counted = (
-            self._read(lambda: example_lengths(config, self.notes, self._rows()), "example length")
-            if self._here
-            else None
-        )
+        counted = None
+        if self._here:
+            counted = self._read(lambda: example_lengths(config, self.notes, self._rows()), "example length")
         rows, lengths = counted or (0, [])
         if not lengths:
             self.notes.append(assuming("examples", ASSUMED_EXAMPLE))
-        mean = round(sum(lengths) / len(lengths)) if lengths else ASSUMED_EXAMPLE
+        if lengths:
+            mean = round(sum(lengths) / len(lengths))
+        else:
+            mean = ASSUMED_EXAMPLE
         tokens = train.examples_per_step * mean
         return ExampleStep(
             examples=train.examples_per_step,
@@ -268,13 +279,18 @@ def prompts_and_kept(prompts: int, size: int, selection: Sequence[object]) -> tu
     prompts *= prompts_factor(specs, size)
     kept = size
     for spec in specs:
-        kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
+        if spec.scope == "group":
+            kept = spec.kept(kept)
+        else:
+            kept = math.ceil(spec.kept(prompts * kept) / prompts)
     return prompts, kept if specs else None
 
 
 def prompts_at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
     """Prompts of a generation batch: 0 if the running acceptance decides, None without dynamic sampling."""
-    return None if refill is None else refill.generation_batch(prompts) or 0
+    if refill is None:
+        return None
+    return refill.generation_batch(prompts) or 0
 
 
 def group_arithmetic(prompts: int, completions: int, kept: int | None, at_once: int | None) -> str:

@@ -83,7 +83,10 @@ class Builder:
         """Record a spec's own error with the full path and the place where the value was written."""
         child: Node | None = node
         for name in error.field.split("."):
-            child = child.mapping.get(name) if child and child.mapping else None
+            if child and child.mapping:
+                child = child.mapping.get(name)
+            else:
+                child = None
         if child is None:
             child = Node(None, DEFAULT, in_one_line(to_json(error.value)))
         elif error.value == HIDDEN:
@@ -109,7 +112,10 @@ class Builder:
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
-            meaning = f": {info.help.removesuffix('.')}" if info.help else ""
+            if info.help:
+                meaning = f": {info.help.removesuffix('.')}"
+            else:
+                meaning = ""
             return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
         return self.leaf(path, info.default, Node(None, DEFAULT), info)
 
@@ -166,8 +172,12 @@ class Builder:
         if not self.import_code and ":" in kind.value and not kind.value.startswith("proxima."):
             message = "is code outside proxima, which this command does not run unasked; add --import-code"
             return self.fail(f"{path}.kind", message, kind)
-        name = str(table_of(slot.aliases).get(kind.value, kind.value)) if slot.aliases else kind.value
-        if (cls := self.spec_class(info, slot, kind, name, f"{path}.kind")) is FAILED:
+        if slot.aliases:
+            name = str(table_of(slot.aliases).get(kind.value, kind.value))
+        else:
+            name = kind.value
+        cls = self.spec_class(info, slot, kind, name, f"{path}.kind")
+        if cls is FAILED:
             return FAILED
         usual = slot.default if slot.default and not slot.many else MISSING
         self.leaf(f"{path}.kind", name, kind, cls, usual)
@@ -180,7 +190,10 @@ class Builder:
         if name in table:
             return table[name]
         if ":" not in name:
-            what = info.name if info.name.endswith("ss") else info.name.removesuffix("s")
+            if info.name.endswith("ss"):
+                what = info.name
+            else:
+                what = info.name.removesuffix("s")
             names = [*table, *(table_of(slot.presets) if slot.presets else ())]
             remedy = "; ".join(filter(None, [suggestion(name, names, "package.module:Class"), table.elsewhere]))
             return self.fail(path, f"no {what} {name!r}; {remedy}", kind)
@@ -205,7 +218,9 @@ PLACES = ("folder", "path")  # fields of any config or spec that name files: `~`
 
 def _expand_user(value: Any) -> Any:
     if isinstance(value, str | tuple):
-        return os.path.expanduser(value) if isinstance(value, str) else tuple(map(_expand_user, value))
+        if isinstance(value, str):
+            return os.path.expanduser(value)
+        return tuple(map(_expand_user, value))
     return value
 
 
@@ -328,7 +343,10 @@ def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
     if node.items is None:
-        written = f"[{node.text}]" if node.text is not None and node.value is not None else "[…]"
+        if node.text is not None and node.value is not None:
+            written = f"[{node.text}]"
+        else:
+            written = "[…]"
         raise Mismatch(f"a list: {written}")
     return [_child(index, *pair) for index, pair in enumerate(zip(node.items, hints, strict=True))]
 

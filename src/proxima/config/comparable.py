@@ -65,7 +65,8 @@ def may_differ(path: str, purpose: Purpose) -> bool:
     """True if two configs may differ in the field at a dotted path; the longest entry of `FIELD_CLASSES` decides."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
-        if (field_class := FIELD_CLASSES.get(".".join(parts[:end]))) is not None:
+        field_class = FIELD_CLASSES.get(".".join(parts[:end]))
+        if field_class is not None:
             return purpose in field_class.value
     return False
 

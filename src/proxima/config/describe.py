@@ -44,17 +44,25 @@ class FieldInfo:
     def section(self) -> type | None:
         """The dataclass (of `C` or `C | None`) whose fields are nested in this field; None for a slot or a value."""
         classes = (option for option in options_of(self.hint) if isinstance(option, type))
-        return None if self.slot else next(filter(dataclasses.is_dataclass, classes), None)
+        if self.slot:
+            return None
+        return next(filter(dataclasses.is_dataclass, classes), None)
 
     @property
     def presets(self) -> str | None:
         """The table of presets by which the section may be named, "package.module:DICT"; None: it has none."""
-        return None if self.section is None else vars(self.section).get("PRESETS")
+        if self.section is None:
+            return None
+        return vars(self.section).get("PRESETS")
 
     @property
     def head(self) -> str | None:
         """`kind` or `preset`, the key that says what the keys beside it mean; None elsewhere."""
-        return "kind" if self.slot else "preset" if self.presets else None
+        if self.slot:
+            return "kind"
+        if self.presets:
+            return "preset"
+        return None
 
     @property
     def entry(self) -> "FieldInfo":
@@ -88,7 +96,10 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
             hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
             text = next((note for note in notes if isinstance(note, str)), "")
             slot = next((note for note in notes if isinstance(note, Slot)), None)
-            default = field.default if field.default_factory is MISSING else field.default_factory()
+            if field.default_factory is MISSING:
+                default = field.default
+            else:
+                default = field.default_factory()
             infos.append(FieldInfo(field.name, hint, text, default, slot, cls))
     return tuple(infos)
 
@@ -103,7 +114,9 @@ def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
 
 def options_of(hint: Any) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if get_origin(hint) in (Union, types.UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def table_of(reference: str) -> Mapping[str, Any]:
@@ -146,7 +159,9 @@ def summary_of(cls: type) -> str:
     """The first sentence of the docstring; empty for a dataclass without one."""
     text = cls.__doc__ or ""
     paragraph = " ".join(inspect.cleandoc(text).split("\n\n", 1)[0].split())
-    return "" if text.startswith(f"{cls.__name__}(") else first_sentence(paragraph)
+    if text.startswith(f"{cls.__name__}("):
+        return ""
+    return first_sentence(paragraph)
 
 
 def first_sentence(text: str) -> str:
@@ -168,7 +183,9 @@ def documented(cls: type) -> Mapping[str, str]:
             for name in names:
                 meanings.setdefault(name, text)
         other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
-        named = vars(sys.modules[base.__module__]).get(other[1]) if other else None
+        named = None
+        if other:
+            named = vars(sys.modules[base.__module__]).get(other[1])
         if isinstance(named, type) and named is not base:
             meanings = {**documented(named), **meanings}
     return meanings

@@ -106,7 +106,9 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
     if info.default is slot.default is None:
         options.append({"type": "null"})
     entry: Json = {"oneOf": options}
-    return {"oneOf": [{"type": "array", "items": entry}, *options]} if slot.many else entry
+    if slot.many:
+        return {"oneOf": [{"type": "array", "items": entry}, *options]}
+    return entry
 
 
 def _spec(cls: type, names: list[str], definitions: Json) -> Json:
@@ -170,10 +172,16 @@ def _catalogued(info: Any) -> dict[str, Any]:
         for path, field in _fields_of_kind(cls):
             required = field.default is MISSING
             value = (field.slot and field.slot.default) or field.default
-            default = {"required": True} if required else {"default": to_json(value)}
+            if required:
+                default = {"required": True}
+            else:
+                default = {"default": to_json(value)}
             fields[path] = {**default, "help": field.help}
         valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
-        summary = f"Needs `critic`. {summary_of(cls)}" if valued else summary_of(cls)
+        if valued:
+            summary = f"Needs `critic`. {summary_of(cls)}"
+        else:
+            summary = summary_of(cls)
         kinds[kind] = {"summary": summary, "fields": fields}
     for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
         kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}

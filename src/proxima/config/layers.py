@@ -54,7 +54,8 @@ def _with_list_presets(layer: Node, cls: type) -> Node:
         return layer
     fields = dict(layer.mapping)
     for info in fields_of(cls):
-        if (node := fields.get(info.name)) is None:
+        node = fields.get(info.name)
+        if node is None:
             continue
         if info.slot is not None and info.slot.presets:
             fields[info.name] = _expanded(node, info.slot, table_of(info.slot.presets))
@@ -68,7 +69,10 @@ def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[Any]]) -> N
         parts = [_expanded(child, slot, presets) for child in node.items]
         expanded = [part.items if part.items is not None else [part] for part in parts]
         return replace(node, value=[child for children in expanded for child in children])
-    name = node.mapping["kind"] if node.mapping and node.mapping.keys() == {"kind"} else node
+    if node.mapping and node.mapping.keys() == {"kind"}:
+        name = node.mapping["kind"]
+    else:
+        name = node
     if not isinstance(name.value, str) or name.value not in presets:
         return node
     kinds = kinds_of(slot)
@@ -92,7 +96,8 @@ def with_evaluation_defaults(sections: Mapping[str, Node], training: Node | None
         root: the config of the command.
     """
     fields = dict(sections)
-    if (evaluation := fields.get("eval")) is None or evaluation.mapping is None:
+    evaluation = fields.get("eval")
+    if evaluation is None or evaluation.mapping is None:
         return fields
     task, every = evaluation.mapping.get("task"), evaluation.mapping.get("every")
     if task is None or task.value is None:
@@ -100,9 +105,11 @@ def with_evaluation_defaults(sections: Mapping[str, Node], training: Node | None
             none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
             fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
         return fields
-    if (below := root_field(root).child("eval").child("sampling")) is NO_FIELD:
+    below = root_field(root).child("eval").child("sampling")
+    if below is NO_FIELD:
         return fields
-    if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
+    sets = evaluation.mapping.get("sets")
+    if sets is not None and sets.items is not None:
         each = [_with_sampling(held_out, training, below) for held_out in sets.items]
         evaluation = replace(evaluation, value={**evaluation.mapping, "sets": replace(sets, value=each)})
     return fields | {"eval": _with_sampling(evaluation, training, below)}
@@ -140,7 +147,10 @@ def with_held_out_part(
 def _holds_out(task: Node, slot: Slot, import_code: bool) -> bool:
     """True if a task, or one of the tasks that its kind combines, sets the share of its rows that is held out."""
     cls = _class_of(task, slot, import_code)
-    fields = {} if cls is None else {info.name: info for info in fields_of(cls)}
+    if cls is None:
+        fields = {}
+    else:
+        fields = {info.name: info for info in fields_of(cls)}
     if "part" not in fields:
         return False
     if "held_out" in fields and task.at("held_out") is not None:
@@ -189,7 +199,10 @@ def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> 
         return evaluation
     samples = evaluation.at("samples")
     several = isinstance(samples, int) and samples > 1
-    below = {} if several else {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
+    if several:
+        below = {}
+    else:
+        below = {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
     for key in (*(("temperature", "top_k", "top_p", "min_p") if several else ()), "max_tokens", "stop"):
         if training and training.mapping and key in training.mapping:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
@@ -238,17 +251,22 @@ def with_run_models(tree: Node) -> Node:
 def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
     if path[:1] == ("*",):
         entries = node.items
-        return node if entries is None else replace(node, value=[_with_run_model(entry, path[1:]) for entry in entries])
+        if entries is None:
+            return node
+        return replace(node, value=[_with_run_model(entry, path[1:]) for entry in entries])
     if path:
         child = (node.mapping or {}).get(path[0])
         if child is None:
             return node
         return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:])})
-    run = Path(node.value).expanduser() if isinstance(node.value, str) else None
+    run = None
+    if isinstance(node.value, str):
+        run = Path(node.value).expanduser()
     if run is None or not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
         return node
 
-    if not (saved := checkpoints(run / "checkpoints")):
+    saved = checkpoints(run / "checkpoints")
+    if not saved:
         return node  # `models_exist` refuses it
     source = Source(f"{node.source.text}, newest checkpoint of {node.value}", node.source.origin)
     return replace(node, value=str(saved[-1].model), source=source, text=None)
@@ -260,7 +278,9 @@ def with_sources_own_rewards(fields: Mapping[str, Node]) -> dict[str, Node]:
     if written is not None and written.value not in (None, []):
         return dict(fields)
     evaluated = fields.get("eval")
-    sets = (evaluated.mapping or {}).get("sets") if evaluated is not None else None
+    sets = None
+    if evaluated is not None:
+        sets = (evaluated.mapping or {}).get("sets")
     tasks = [fields.get("task"), (evaluated.mapping or {}).get("task") if evaluated is not None else None]
     needing = [task for task in tasks if task is not None and task.value is not None]
     for each in (sets.items or ()) if sets is not None else ():

@@ -81,7 +81,8 @@ def misnamed_field(path: str, label: str, node: Node, cls: type, slot: Slot | No
         kinds = ", ".join(family.name if family.own else "RL" for family in trained)
         remedy = f"only {kinds} recipes have it"
     *_, section, last = ("", *path.split("."))
-    if whole := whole_path(path, paths):
+    whole = whole_path(path, paths)
+    if whole:
         remedy = f"did you mean {whole}?"
     elif ours := our_name(section, last, paths):
         remedy = f"proxima calls it {ours}"

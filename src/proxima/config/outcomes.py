@@ -154,7 +154,10 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
         if path == "engine.transfer" and starts_servers(config.placement):
             known = _way_to_placed(config)
         else:
-            known = None if answer is None else answer(path.rpartition(".")[2])
+            if answer is None:
+                known = None
+            else:
+                known = answer(path.rpartition(".")[2])
         if known is not None:
             yield Outcome(path, *known)
 
@@ -202,7 +205,10 @@ def _argument_outcomes(task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     if answer is None:
         return
     for name, parameter in inspect.signature(cls).parameters.items():
-        value = given.get(name, parameter.default) if isinstance(given, Mapping) else parameter.default
+        if isinstance(given, Mapping):
+            value = given.get(name, parameter.default)
+        else:
+            value = parameter.default
         known = answer(name) if value == AUTO else None
         if known is not None:
             yield name, known
@@ -392,7 +398,9 @@ def _child(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return value.get(name)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return value[int(name)] if name.isdigit() and int(name) < len(value) else None
+        if name.isdigit() and int(name) < len(value):
+            return value[int(name)]
+        return None
     return getattr(value, name, None)
 
 
@@ -405,7 +413,8 @@ def kernel_outcomes(config: Any) -> Iterator[Outcome]:
     device = _device_of(config, None)
     if "bfloat16" not in computed or device is None or resolve_device(device).type != "cpu":
         return
-    if (reason := unavailable()) is not None:
+    reason = unavailable()
+    if reason is not None:
         yield Outcome("kernels", "eager torch", reason)
     elif (reason := unavailable(PRODUCTS)) is not None:
         yield Outcome("kernels", "C++ for training alone", reason)

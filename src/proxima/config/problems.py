@@ -30,7 +30,10 @@ class Problem:
     source: str | None = None
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f"={abbreviated(without_secrets(self.value), LONGEST_VALUE)}"
+        if self.value is None:
+            shown = ""
+        else:
+            shown = f"={abbreviated(without_secrets(self.value), LONGEST_VALUE)}"
         where = "" if self.source is None else f" ({self.source})"
         said = f"{abbreviated(self.path, LONGEST_VALUE)}{shown}{where}: {abbreviated(self.message, LONGEST_LINE)}"
         beside = beside_its_recipe(self.value or "", self.source or "")
@@ -69,7 +72,9 @@ def _files_named(value: str) -> Iterator[str]:
 def _exists(path: str) -> bool:
     if "\0" in path:
         return False
-    return bool(glob.glob(path)) if glob.has_magic(path) else os.path.exists(path)
+    if glob.has_magic(path):
+        return bool(glob.glob(path))
+    return os.path.exists(path)
 
 
 class ConfigError(UserError):

@@ -52,7 +52,8 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
         base = shipped_recipes().get(extends.value, base)
     if not base.is_file():
         remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
-        if (name := str(extends.value).removesuffix(".yaml")) in shipped_recipes():
+        name = str(extends.value).removesuffix(".yaml")
+        if name in shipped_recipes():
             remedy += f"; the recipe that comes with proxima is extends: {name}"
         raise one_problem("extends", remedy, extends.shown(), extends.source.text)
     return [*read_recipe(base, (*above, path.resolve())), top]
@@ -83,15 +84,23 @@ def _parse(text: str, name: str) -> Node | None:
         lines = enumerate(text.splitlines(), 1)
         loader.stand_ins = frozenset(number for number, line in lines if re.search(rf"\s#.*\b{FILL_IN}\b", line))
         node = loader.get_single_node()
-        return None if node is None else _convert(loader, node, name, ())
+        if node is None:
+            return None
+        return _convert(loader, node, name, ())
     except (yaml.YAMLError, RecursionError) as error:
         raise not_yaml(name, error) from None
 
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
     place = f"{name}:{node.start_mark.line + 1}"
-    mark = f", {FILL_IN}" if node.start_mark.line + 1 in loader.stand_ins else ""
-    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{place}{mark}")
+    if node.start_mark.line + 1 in loader.stand_ins:
+        mark = f", {FILL_IN}"
+    else:
+        mark = ""
+    if name == COMMAND_LINE.text:
+        source = COMMAND_LINE
+    else:
+        source = Source(f"{place}{mark}")
     loader.converted += 1
     if loader.converted > MOST_NODES:
         raise one_problem(
@@ -175,8 +184,14 @@ def no_text(path: Path, error: OSError | UnicodeDecodeError) -> ConfigError:
     if not isinstance(error, OSError):
         return one_problem(name, "is not UTF-8 text; a recipe is a YAML file")
     near = near_recipe(path)
-    remedy = f"did you mean {near}?" if near else "give a YAML file, a run folder, or a name of `proxima list recipes`"
-    reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
+    if near:
+        remedy = f"did you mean {near}?"
+    else:
+        remedy = "give a YAML file, a run folder, or a name of `proxima list recipes`"
+    if isinstance(error, FileNotFoundError):
+        reason = "no such recipe"
+    else:
+        reason = f"can't be read ({error.strerror})"
     return one_problem(name, f"{reason}; {remedy}")
 
 

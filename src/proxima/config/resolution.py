@@ -80,12 +80,15 @@ def resolve(
     fields = _fields_read(written, family.root, cls)
     fields = with_held_out_part(fields, written.get("task"), family.root, cls, import_code=import_code)
     fields = with_evaluation_defaults(fields, written.get("sampling"), cls)
-    fields = with_sources_own_rewards(fields) if issubclass(cls, RunConfig) else fields
-    if missing := list(_to_fill_in(replace(tree, value=fields))):
+    if issubclass(cls, RunConfig):
+        fields = with_sources_own_rewards(fields)
+    missing = list(_to_fill_in(replace(tree, value=fields)))
+    if missing:
         raise ConfigError(missing)
     builder = Builder(import_code)
     config = builder.dataclass(cls, replace(tree, value=fields), "", "recipe")
-    if problems := builder.all_problems():
+    problems = builder.all_problems()
+    if problems:
         raise ConfigError(problems)
     return Resolved(config, tuple(builder.entries), name, import_code)
 
@@ -97,7 +100,10 @@ def _to_fill_in(node: Node, path: str = "") -> Iterator[Problem]:
         remedy = f"set it in the recipe, or {path}=… on the command line"
         yield Problem(path, f"must be filled in: {reason}; {remedy}", None, node.source.text)
     below: Iterable[tuple[Any, Node]]
-    below = enumerate(node.items) if node.items is not None else (node.mapping or {}).items()
+    if node.items is not None:
+        below = enumerate(node.items)
+    else:
+        below = (node.mapping or {}).items()
     for name, child in below:
         yield from _to_fill_in(child, f"{path}.{name}" if path else str(name))
 
@@ -126,7 +132,10 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
             continue
         if node.mapping is not None and first is not None and second is not None and first is not second:
             base = next((cls for cls in first.__mro__ if cls in second.__mro__ and is_dataclass(cls)), None)
-            names = {info.name for info in fields_of(base)} if base else set()
+            if base:
+                names = {info.name for info in fields_of(base)}
+            else:
+                names = set()
             read = {key: child if key in names else _of_command_line(child) for key, child in node.mapping.items()}
             node = replace(node, value={key: child for key, child in read.items() if child is not None})
         # of a section that the recipe's family lacks, or has as another class, no short form is written out yet
@@ -142,7 +151,9 @@ def _of_command_line(node: Node) -> Node | None:
     if node.mapping is not None:
         parts = {key: _of_command_line(child) for key, child in node.mapping.items()}
         said = {key: child for key, child in parts.items() if child is not None}
-        return replace(node, value=said) if said or node.source == COMMAND_LINE else None
+        if said or node.source == COMMAND_LINE:
+            return replace(node, value=said)
+        return None
     below = any(_of_command_line(child) is not None for child in node.items or ())
     return node if below or node.source == COMMAND_LINE else None
 

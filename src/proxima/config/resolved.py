@@ -42,7 +42,9 @@ class ResolvedValue:
     @property
     def help(self) -> str:
         """Meaning and unit of the field, or the first sentence about the class."""
-        return summary_of(self.of) if isinstance(self.of, type) else self.of.help
+        if isinstance(self.of, type):
+            return summary_of(self.of)
+        return self.of.help
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,10 @@ class Resolved(Generic[Root]):
         try:
             yield
         except (FieldError, FieldErrors) as raised:
-            errors = raised.errors if isinstance(raised, FieldErrors) else (raised,)
+            if isinstance(raised, FieldErrors):
+                errors = raised.errors
+            else:
+                errors = (raised,)
             problems = [problem for error in errors if (problem := self._problem_of(error)) is not None]
             if len(problems) < len(errors):
                 raise
@@ -100,7 +105,10 @@ class Resolved(Generic[Root]):
         at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
         if at is None:
             return None
-        value = at.value if at.path == error.field and error.value != HIDDEN else to_json(error.value)
+        if at.path == error.field and error.value != HIDDEN:
+            value = at.value
+        else:
+            value = to_json(error.value)
         return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)
 
 
@@ -113,7 +121,10 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     Args:
         earlier: a file that this wrote before, if there is one: a value that was read from it keeps its comment there.
     """
-    said = [] if earlier is None or not earlier.is_file() else earlier.read_text(encoding="utf-8").splitlines()
+    if earlier is None or not earlier.is_file():
+        said = []
+    else:
+        said = earlier.read_text(encoding="utf-8").splitlines()
     comments = ((number, line.rpartition("  # ")[2]) for number, line in enumerate(said, 1) if "  # " in line)
     kept = {f"{shown_path(earlier or Path())}:{number}": comment for number, comment in comments}
 
@@ -123,7 +134,10 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
-    header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
+    if resolved.recipe:
+        header = f"# Resolved from {resolved.recipe}; each value with its origin.\n"
+    else:
+        header = ""
     if any(entry.where in kept for entry in resolved.entries):
         header = f"{said[0]}\n" if said[0].startswith("# ") else ""  # a recipe that came from Python has none
     return f"{header}{body}\n"

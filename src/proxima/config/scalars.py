@@ -81,7 +81,9 @@ def to_json(value: Any) -> Any:
 def in_one_line(value: Any) -> str:
     """A plain value as YAML in one line, numbers as people write them: `1e-05`, `0.15`, `1`."""
     if isinstance(value, float):
-        return f"{value:.15g}" if math.isfinite(value) else str(value).replace("inf", ".inf").replace("nan", ".nan")
+        if math.isfinite(value):
+            return f"{value:.15g}"
+        return str(value).replace("inf", ".inf").replace("nan", ".nan")
     if isinstance(value, tuple):
         value = list(value)
     if isinstance(value, str) and "\n" in value:

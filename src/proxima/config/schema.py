@@ -55,17 +55,23 @@ class RunConfig:
     @property
     def replayed(self) -> Path | None:
         """The folder of the run whose rollouts are trained on, with the seed for `{seed}`; None: they are generated."""
-        return None if self.rollouts is None else Path(self.rollouts.replace("{seed}", str(self.seed))).expanduser()
+        if self.rollouts is None:
+            return None
+        return Path(self.rollouts.replace("{seed}", str(self.seed))).expanduser()
 
     @property
     def max_unscored_steps(self) -> int:
         """The number of steps without a score after which the run ends; 0 if it does not train on scores."""
-        return self.runtime.max_unscored_steps if self.algorithm.trains_on_rewards else 0
+        if self.algorithm.trains_on_rewards:
+            return self.runtime.max_unscored_steps
+        return 0
 
     @property
     def value_warmup(self) -> int:
         """The number of initial steps in which only the critic is trained."""
-        return self.critic.value_warmup_steps if isinstance(self.critic, ModelCritic) else 0
+        if isinstance(self.critic, ModelCritic):
+            return self.critic.value_warmup_steps
+        return 0
 
     @property
     def recomputes_proximal(self) -> bool:

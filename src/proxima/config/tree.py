@@ -28,7 +28,9 @@ class Source:
 
     @property
     def short(self) -> str:
-        return self.text.removesuffix(f", {FILL_IN}") if self.origin == "file" else f"the {self.origin}"
+        if self.origin == "file":
+            return self.text.removesuffix(f", {FILL_IN}")
+        return f"the {self.origin}"
 
 
 DEFAULT = Source("default", "default")
@@ -77,7 +79,10 @@ class Node:
         if isinstance(self.value, str):
             line = " ".join(self.value.split()) or "''"
         else:
-            line = self.text if self.text is not None else in_one_line(self.to_python())
+            if self.text is not None:
+                line = self.text
+            else:
+                line = in_one_line(self.to_python())
         return line if len(line) <= 60 else line[:57] + "..."
 
     def provenance(self) -> str:
@@ -132,7 +137,9 @@ def _another(base: dict[str, Node], top: dict[str, Node], info: FieldInfo) -> No
     before = written.value if written is not None else info.slot and info.slot.default
     if new is None or before is None or new.value == before:
         return None
-    return new if written is None else replace(new, over=written)
+    if written is None:
+        return new
+    return replace(new, over=written)
 
 
 def _long_form(node: Node, info: FieldInfo) -> Node:
@@ -152,7 +159,9 @@ def _long_form(node: Node, info: FieldInfo) -> Node:
 
 def _is_of_one(node: Node, info: FieldInfo) -> bool:
     """True for `reward.path=…`: fields of a list's only entry, whose kind is that of the layer below."""
-    fields = node.mapping if info.slot and info.slot.many and node.source.origin == "command line" else None
+    fields = None
+    if info.slot and info.slot.many and node.source.origin == "command line":
+        fields = node.mapping
     return bool(fields) and info.head not in (fields or {}) and not _is_indices(node)
 
 
@@ -160,7 +169,10 @@ def _at_first(entries: list[Node], top: Node, path: str) -> Node:
     """Address fields of the only entry as those of entry 0; ConfigError unless there is exactly one entry."""
     if len(entries) != 1:
         field, value = next(iter((top.mapping or {}).items()))
-        remedy = f"did you mean {path}.0.{field}?" if entries else f"write {path}={{kind: …, {field}: …}}"
+        if entries:
+            remedy = f"did you mean {path}.0.{field}?"
+        else:
+            remedy = f"write {path}={{kind: …, {field}: …}}"
         message = f"{path!r} has {len(entries)} entries; {remedy}"
         raise one_problem(f"{path}.{field}", message, value.shown(), value.source.text)
     return Node({"0": top}, top.source)

@@ -64,7 +64,8 @@ def _reason(where: str) -> str:
     name, _, line = where.removesuffix(f", {FILL_IN}").rpartition(":")
     with suppress(OSError, ValueError, IndexError):
         written = Path(name).expanduser().read_text(encoding="utf-8").splitlines()[int(line) - 1]
-        return f" ({reason})" if (reason := written.rpartition(FILL_IN)[2].strip(": ")) else ""
+        reason = written.rpartition(FILL_IN)[2].strip(": ")
+        return f" ({reason})" if reason else ""
     return ""
 
 
@@ -74,7 +75,11 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
         kind, package, requirement = PACKAGES.get(entry.path, (None, "", ""))
         used = entry.value not in (None, False) and kind in ("", entry.value)
         name = re.sub(r"(\.\d+)?\.kind$", "", entry.path).rpartition(".")[2]
-        value = entry.value.get("kind") if isinstance(entry.value, dict) else entry.value  # of an environment
+        # of an environment
+        if isinstance(entry.value, dict):
+            value = entry.value.get("kind")
+        else:
+            value = entry.value
         if isinstance(value, str) and (name, value) in PACKAGES_OF_KINDS:
             used, (package, requirement) = True, PACKAGES_OF_KINDS[name, value]
         if used and importlib.util.find_spec(package) is None:
@@ -179,13 +184,15 @@ def load_recipe(
 def require_sound(resolved: Resolved[Any], *, proven: bool = True) -> None:
     """Raise ConfigError, with one line for each problem, if a check finds any; without the proofs of the models, which
     take seconds, if not `proven`."""
-    if problems := check(resolved) if proven else _problems(resolved, CHECKS):
+    problems = check(resolved) if proven else _problems(resolved, CHECKS)
+    if problems:
         raise ConfigError(problems)
 
 
 def require_proven(resolved: Resolved[Any]) -> None:
     """Raise ConfigError if a model of the recipe is not supported."""
-    if problems := _problems(resolved, PROOFS):
+    problems = _problems(resolved, PROOFS)
+    if problems:
         raise ConfigError(problems)
 
 

@@ -109,8 +109,14 @@ class Band:
         if math.isinf(lower) and math.isinf(upper):
             drawn = ", ".join(f"{name} {float(values[token]):.3g}" for name, values in self.drawn().items())
             return f"kept: {self.free(token) if self.free else f'no token is dropped; {drawn}'}"
-        left = f"{format_distinct(lower, value)[0]} <= " if math.isfinite(lower) else ""
-        right = f" <= {format_distinct(upper, value)[0]}" if math.isfinite(upper) else ""
+        if math.isfinite(lower):
+            left = f"{format_distinct(lower, value)[0]} <= "
+        else:
+            left = ""
+        if math.isfinite(upper):
+            right = f" <= {format_distinct(upper, value)[0]}"
+        else:
+            right = ""
         return f"kept: {left}{format_distinct(value, upper if math.isfinite(upper) else lower)[0]}{right}"
 
 
@@ -136,4 +142,6 @@ def returning(b: PolicyBatch, centre: Centre, token: int) -> str:
     if float(b.masked("advantage")[token]) == 0:
         return "the advantage is 0, so it has no gradient"
     moved = float(b.masked("log_prob")[token]) - float(b.masked(f"{centre}_log_prob")[token])
-    return f"the update moves it back towards {name}" if moved else f"π is {name} here"
+    if moved:
+        return f"the update moves it back towards {name}"
+    return f"π is {name} here"

@@ -210,7 +210,9 @@ def policy_loss(
         check_needs(spec, batch)
     if check is True:
         check_values(batch)
-    invalid = invalid_tokens(batch) if check == "later" else None
+    invalid = None
+    if check == "later":
+        invalid = invalid_tokens(batch)
     batch, accepted, measured = apply_corrections(batch, corrections)
     token = surrogate(batch)
     keep = token.keep & accepted
@@ -273,7 +275,11 @@ def precompute(
 
 def as_list(specs: Any) -> list[Any]:
     """None, one spec or several, as a list."""
-    return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
+    if specs is None:
+        return []
+    if isinstance(specs, (list, tuple)):
+        return list(specs)
+    return [specs]
 
 
 @dataclass(frozen=True)
@@ -312,7 +318,9 @@ class CombinedCorrections:
     def reduced(self) -> PolicyBatch:
         """The batch without the loss tokens that a correction drops."""
         dropping = [corrected.keep for spec, corrected in self.results if spec.rejected == "drop"]
-        return self.batch.with_loss_mask(reduce(and_, dropping, self.batch.loss_mask)) if dropping else self.batch
+        if dropping:
+            return self.batch.with_loss_mask(reduce(and_, dropping, self.batch.loss_mask))
+        return self.batch
 
 
 @torch.no_grad()
@@ -378,9 +386,13 @@ def invalid_tokens(b: PolicyBatch) -> Tensor:
     assert b.sampled is not None
     codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
     for i, name in reversed(list(enumerate(CHECKED))):
-        if (value := getattr(b, name)) is not None:
+        value = getattr(b, name)
+        if value is not None:
             checked = b.sampled if name in OF_SAMPLED else b.loss_mask
-            valid = value.isfinite() if name == "advantage" else (value <= LOG_PROB_SLACK) & (value > -torch.inf)
+            if name == "advantage":
+                valid = value.isfinite()
+            else:
+                valid = (value <= LOG_PROB_SLACK) & (value > -torch.inf)
             codes.masked_fill_(checked & ~valid, i + 1)
     return codes
 

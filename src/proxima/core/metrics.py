@@ -172,7 +172,10 @@ class QuantileSketch:
         if not total:
             return float("nan")
         index = int(torch.searchsorted(running, self.q * (total - 1), right=True))
-        size = index - self.BINS if index >= self.BINS else self.BINS - 1 - index
+        if index >= self.BINS:
+            size = index - self.BINS
+        else:
+            size = self.BINS - 1 - index
         magnitude = 0.0 if size == 0 else self.SMALLEST * 1.01**size
         return math.exp(magnitude if index >= self.BINS else -magnitude)
 

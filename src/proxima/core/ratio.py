@@ -50,7 +50,10 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
     """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
     ratio = masked_ratio(b)
     advantage = b.masked("advantage")
-    loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
+    if cap is None:
+        loss = -advantage * ratio
+    else:
+        loss = -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
     return torch.where(keep, loss, 0.0)
 
 

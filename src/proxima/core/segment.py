@@ -148,7 +148,9 @@ def _table_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 def prefix_sums(rows: Tensor) -> Tensor:
     """[s, T] the sum of each row up to and including each column. See `suffix_sums` for CUDA."""
-    return suffix_sums(rows.flip(1)).flip(1) if _refuses_cumsum(rows) else rows.cumsum(1)
+    if _refuses_cumsum(rows):
+        return suffix_sums(rows.flip(1)).flip(1)
+    return rows.cumsum(1)
 
 
 def suffix_sums(rows: Tensor, factor: float = 1.0) -> Tensor:
@@ -195,7 +197,10 @@ def value_hash(*values: Tensor) -> Tensor:
 def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | None = None) -> Tensor:
     """[N] bool: the `count` [] int tokens of the mask with the smallest keys, or all if the mask has fewer. Equal keys
     are ordered by `ties`, or by position without it."""
-    order = torch.arange(len(mask), device=mask.device) if ties is None else ties.argsort(stable=True)
+    if ties is None:
+        order = torch.arange(len(mask), device=mask.device)
+    else:
+        order = ties.argsort(stable=True)
     order = order[keys[order].argsort(stable=True)]
     order = order[(~mask[order]).to(torch.uint8).argsort(stable=True)]  # tokens of the mask first
     return torch.zeros_like(mask).scatter(0, order, torch.arange(len(mask), device=mask.device) < count) & mask

@@ -42,5 +42,6 @@ class Spec(Protocol):
         """Convert `needs` and `exempt_laws`, given as any collection of names, to frozensets."""
         super().__init_subclass__(**options)
         for name in ("needs", "exempt_laws"):
-            if (value := cls.__dict__.get(name)) is not None and not isinstance(value, property):
+            value = cls.__dict__.get(name)
+            if value is not None and not isinstance(value, property):
                 setattr(cls, name, names_in(f"{cls.__name__}.{name}", value))

@@ -67,9 +67,14 @@ class TokenReasons:
     @cached_property
     def keep(self) -> Tensor:
         """[N] bool, the tokens that the rules keep; with a correction of `OF_BATCH`, only those also in `recorded`."""
-        keep = self.corrected.keep if self.band is None else self.corrected.keep & self.band.keep
+        if self.band is None:
+            keep = self.corrected.keep
+        else:
+            keep = self.corrected.keep & self.band.keep
         of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
-        return keep & self.recorded if of_batch and self.recorded is not None else keep
+        if of_batch and self.recorded is not None:
+            return keep & self.recorded
+        return keep
 
     @cached_property
     def weight(self) -> Tensor:
@@ -77,7 +82,10 @@ class TokenReasons:
         token, NaN where A is 0. The division of a correction's weights by their batch mean is left out."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
         weight = self.corrected.weight
-        product = torch.ones_like(leaf) if weight is None else weight
+        if weight is None:
+            product = torch.ones_like(leaf)
+        else:
+            product = weight
         if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
             product = torch.where(self.recorded, product, 0.0)
         b = replace(self.reduced, log_prob=leaf, weight=product.detach() if self.corrections else None)
@@ -103,12 +111,19 @@ class TokenReasons:
             return f"{'clipped' if clipped else 'masked'}: {'; '.join(rejections)}"
         if self.recorded is not None and not bool(self.recorded[token]):
             names = [type(spec).__name__ for spec in self.corrections if isinstance(spec, OF_BATCH)]
-            return f"masked: {self._over_the_batch(token)}" if names else self._disagreement(token)
-        return "kept" if self.band is None else self.band.reason(token)
+            if names:
+                return f"masked: {self._over_the_batch(token)}"
+            return self._disagreement(token)
+        if self.band is None:
+            return "kept"
+        return self.band.reason(token)
 
     def _disagreement(self, token: int) -> str:
         """Describe a token that the trainer masked but the rules keep on the stored figures: rounding, at a bound."""
-        words = "" if self.band is None else f", which the stored figures put at the bound: {self.band.reason(token)}"
+        if self.band is None:
+            words = ""
+        else:
+            words = f", which the stored figures put at the bound: {self.band.reason(token)}"
         return f"masked: the trainer recorded so{words}"
 
     def _over_the_batch(self, token: int) -> str:

@@ -127,7 +127,8 @@ class RewardLoss:
         Returns: [S] with gradient, to be averaged; metrics `accuracy` (a tie counts as wrong), `margin` (the mean of
             chosen - rejected), `reward_mean`, `reward_max` and `reward_min`.
         """
-        margin = margin.detach() if isinstance(margin, Tensor) else margin
+        if isinstance(margin, Tensor):
+            margin = margin.detach()
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()
         both = torch.cat([chosen, rejected])
         every, all_ = (torch.ones_like(x, dtype=torch.bool) for x in (chosen, both))

@@ -329,5 +329,8 @@ class SamplingMask:
         wrong = ~in_set if sampled is None else ~in_set & sampled
         if wrong.any():
             t = int(wrong.argmax())
-            what = f"is not in its set of {counts[t]}" if counts[t] else "has an empty set"
+            if counts[t]:
+                what = f"is not in its set of {counts[t]}"
+            else:
+                what = "has an empty set"
             raise ValueError(f"sampling_mask: token {t}, id {tokens[t]}, {what}: it could not have been sampled.")

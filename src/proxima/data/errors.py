@@ -32,7 +32,10 @@ def safe_repr(value: object) -> str:
     try:
         return repr(value)
     except (RecursionError, ValueError):
-        size = f" of {value.bit_length():,} bits" if isinstance(value, int) else ""
+        if isinstance(value, int):
+            size = f" of {value.bit_length():,} bits"
+        else:
+            size = ""
         return f"<{type(value).__name__}{size}>"
 
 
@@ -54,8 +57,13 @@ class UserError(ValueError):
         return str(self.args[0])
 
     def __str__(self) -> str:
-        text = f"{self.reason}; {self.remedy}" if self.remedy else self.reason
-        return text if len(text) <= LONGEST_LINE else "\n".join(abbreviated(s, LONGEST_LINE) for s in text.split("\n"))
+        if self.remedy:
+            text = f"{self.reason}; {self.remedy}"
+        else:
+            text = self.reason
+        if len(text) <= LONGEST_LINE:
+            return text
+        return "\n".join(abbreviated(s, LONGEST_LINE) for s in text.split("\n"))
 
 
 class NotFiniteError(UserError):
@@ -90,7 +98,9 @@ class FieldError(UserError):
     @property
     def requirement(self) -> str:
         """Bound and remedy, for a reader who already sees the field and the value."""
-        return f"{self.bound}; {self.remedy}" if self.remedy else self.bound
+        if self.remedy:
+            return f"{self.bound}; {self.remedy}"
+        return self.bound
 
 
 class FieldErrors(UserError):
@@ -197,7 +207,8 @@ def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
     """`did you mean 'delta'?`, or if nothing is close, `known: delta, delta_b, w_min`, followed by `, or ` and
     `also`."""
     ordered = sorted(names)
-    if (near := nearest(name, ordered)) is not None:
+    near = nearest(name, ordered)
+    if near is not None:
         return f"did you mean {near!r}?"
     if not ordered:
         return f"there are none{', only ' + also if also else ''}"

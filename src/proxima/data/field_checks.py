@@ -84,7 +84,10 @@ def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str,
         expected, setter = sizes.setdefault(base, (actual, label))
         if actual != expected:
             wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
-            remedy = " One value per response token: was the last cut off?" if base in ("N", "T") else ""
+            if base in ("N", "T"):
+                remedy = " One value per response token: was the last cut off?"
+            else:
+                remedy = ""
             raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")
 
 

@@ -25,7 +25,9 @@ EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never
 
 def prompt_name(uid: int) -> str:
     """A prompt in a message: `prompt 17`, and `held-out question 17` for row 17 of held-out data, counted from 0."""
-    return f"prompt {uid}" if uid < EVAL_UID else f"held-out question {uid - EVAL_UID}"
+    if uid < EVAL_UID:
+        return f"prompt {uid}"
+    return f"held-out question {uid - EVAL_UID}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -44,7 +44,9 @@ def image_starts(tokens: NDArray[np.integer]) -> NDArray[np.integer]:
 
 def outside_image(tokens: Ints, at: int) -> int:
     """Return the position `at`, moved back to the start of an image if it is inside one."""
-    return at if at >= len(tokens) or tokens[at] >= 0 else max(0, int(image_starts(tokens[: at + 1])[at]))
+    if at >= len(tokens) or tokens[at] >= 0:
+        return at
+    return max(0, int(image_starts(tokens[: at + 1])[at]))
 
 
 def patch_text(token: int) -> str:

@@ -43,7 +43,9 @@ class Kinds(Mapping[str, type]):
     @property
     def elsewhere(self) -> str:
         """What may be installed to have more kinds; empty if no distribution of ours brings more."""
-        return f"{install_command(WORLDS)} for more" if self._group and not self.brought else ""
+        if self._group and not self.brought:
+            return f"{install_command(WORLDS)} for more"
+        return ""
 
     def __getitem__(self, kind: str) -> type:
         return class_of(self._own[kind] if kind in self._own else self.brought[kind])

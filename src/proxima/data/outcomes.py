@@ -79,7 +79,9 @@ class Outcomes:
         values: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
         values |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
         value = values.get(METRIC_ALIASES.get(name, name))
-        return torch.full_like(self.reward, float("nan"), dtype=torch.float64) if value is None else value.double()
+        if value is None:
+            return torch.full_like(self.reward, float("nan"), dtype=torch.float64)
+        return value.double()
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
@@ -134,5 +136,8 @@ class Outcomes:
 def _identity(contribution: Contribution) -> int:
     """A number for the completion; its players get different ones."""
     completion = contribution.completion
-    first = contribution.paths[0].turn if contribution.role and contribution.paths else 0
+    if contribution.role and contribution.paths:
+        first = contribution.paths[0].turn
+    else:
+        first = 0
     return (completion.prompt_uid << 20) + completion.sample ^ (first % 2048 << 52)

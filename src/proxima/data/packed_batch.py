@@ -201,7 +201,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
     response = np.cumsum(1 + lays_prompt) - 1  # [S], the segment of each response
     # [S], of its prompt
-    prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1] if len(lays_prompt) else response
+    if len(lays_prompt):
+        prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1]
+    else:
+        prompt = response
     parent = np.full(len(pieces), -1, np.int64)
     parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
     parent[prompt[prompt_shared > 0]] = np.roll(prompt, 1)[prompt_shared > 0]
@@ -230,12 +233,14 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
             columns |= (_packed_sets if column.ragged else _packed)(column, trajectories)
         elif routes:
             columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
-    if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
+    wrong = columns["loss_mask"] & ~columns["sampled"]
+    if wrong.any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     echo = columns.get("echo")
     if echo is not None:
         columns["temperature"] = np.where(echo > 0, np.float32(1), columns["temperature"])
-        if (wrong := (echo > 0) & columns["sampled"]).any():
+        wrong = (echo > 0) & columns["sampled"]
+        if wrong.any():
             raise ValueError(f"pack: token {wrong.argmax()} of the batch is sampled, so it can't be an observation.")
     masks = (columns["sampled"], columns["loss_mask"])
     sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
@@ -354,7 +359,10 @@ def _fed(
     ):
         prompt = getattr(item, f"prompt_{column.name}")
         size = len(item.prompt_tokens)
-        parts = [(None if prompt is None else prompt[begin:], size - begin)] if own_prompt else []
+        if own_prompt:
+            parts = [(None if prompt is None else prompt[begin:], size - begin)]
+        else:
+            parts = []
         parts += [(None if response is None else response[start + 1 :], len(item.tokens[start:-1]))]
         for values, count in parts:
             pieces.append(np.full((count, *known[0].shape[1:]), column.absent, dtype) if values is None else values)

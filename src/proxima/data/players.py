@@ -103,7 +103,8 @@ def rewards_of_players(given: Mapping[str, float], players: Sequence[str]) -> di
     Raises:
         KeyError: names a player without a reward.
     """
-    if missing := [player for player in players if not {player, role_of(player)} & given.keys()]:
+    missing = [player for player in players if not {player, role_of(player)} & given.keys()]
+    if missing:
         raise KeyError(missing[0])
     rewards = {player: given[player] if player in given else given[role_of(player)] for player in players}
     attempted = {role_of(player) for player in players if "/" in player}

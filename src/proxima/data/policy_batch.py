@@ -179,15 +179,24 @@ class PolicyBatch:
             raise ValueError(f"PolicyBatch.{name} is missing.")
         value = value if name in GRADIENT else value.detach()
         value = torch.where(self.loss_mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
-        return finite_log_prob(value) if name.endswith("log_prob") else value
+        if name.endswith("log_prob"):
+            return finite_log_prob(value)
+        return value
 
     def take(self, order: Sequence[int] | Tensor) -> "PolicyBatch":
         """The batch with the sequences of these indices, in this order: a permutation, a selection, or a
         micro-batch."""
-        rows: list[int] = order.tolist() if isinstance(order, Tensor) else list(order)
+        rows: list[int]
+        if isinstance(order, Tensor):
+            rows = order.tolist()
+        else:
+            rows = list(order)
         counts = self.counts
         kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
-        in_loss = None if counts.in_loss is None else tuple(counts.in_loss[row] for row in rows)
+        if counts.in_loss is None:
+            in_loss = None
+        else:
+            in_loss = tuple(counts.in_loss[row] for row in rows)
         order = to_device(torch.as_tensor(order, dtype=torch.long), self.cu_seqlens.device)
         lengths = self.lengths[order]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -209,7 +218,10 @@ class PolicyBatch:
         tokens = tuple(count for part in parts for count in part.counts.tokens)
         sampled = tuple(count for part in parts for count in part.counts.sampled)
         in_loss_of = [part.counts.in_loss for part in parts]
-        in_loss = None if None in in_loss_of else tuple(count for counts in in_loss_of for count in counts or ())
+        if None in in_loss_of:
+            in_loss = None
+        else:
+            in_loss = tuple(count for counts in in_loss_of for count in counts or ())
         counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
@@ -257,9 +269,15 @@ def without_padding(cls: type, mask: Tensor, tensors: dict[str, Tensor]) -> dict
         check_shape(f"from_padded.{name}", value, ("B",) if of_rows else ("B", "T", *hint.split()[2:]), sizes)
     loss_mask = _as_bool(mask, "mask")
     rows, width = loss_mask.shape
-    sampled = _as_bool(tensors.pop("sampled"), "sampled") if "sampled" in tensors else loss_mask
+    if "sampled" in tensors:
+        sampled = _as_bool(tensors.pop("sampled"), "sampled")
+    else:
+        sampled = loss_mask
     column = torch.arange(1, width + 1, device=mask.device)
-    lengths = ((sampled | loss_mask) * column).amax(dim=1) if width else column.new_zeros(rows)
+    if width:
+        lengths = ((sampled | loss_mask) * column).amax(dim=1)
+    else:
+        lengths = column.new_zeros(rows)
     inside = column <= lengths[:, None]
     packed: dict[str, Tensor] = {}
     for name, value in tensors.items():

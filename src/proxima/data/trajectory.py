@@ -105,7 +105,10 @@ class Trajectory(Columns):
     def with_sentinel(self) -> "Trajectory":
         """A copy like `bare`, with one more token of id 0, the sentinel. A packed response's last token is not fed; the
         sentinel makes the response's own last token fed, and its hidden state available."""
-        sampled = None if self.sampled is None else np.append(self.sampled, False)
+        if self.sampled is None:
+            sampled = None
+        else:
+            sampled = np.append(self.sampled, False)
         return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
 
     def _of_tokens(self, tokens: Ints, sampled: Bools | None) -> "Trajectory":
@@ -166,12 +169,16 @@ class ChatExample:
 
 def paths_of(item: Trajectory | ChatExample) -> tuple[Trajectory, ...]:
     """The sequences of an example, or of a side; most have one."""
-    return item.paths if isinstance(item, ChatExample) else (item,)
+    if isinstance(item, ChatExample):
+        return item.paths
+    return (item,)
 
 
 def loss_tokens(item: Trajectory) -> int:
     """The number of a trajectory's tokens that are in the loss."""
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
+    if item.loss_mask is None:
+        return len(item.tokens)
+    return int(item.loss_mask.sum())
 
 
 def trained_tokens(item: Trajectory | ChatExample) -> int:
@@ -181,7 +188,9 @@ def trained_tokens(item: Trajectory | ChatExample) -> int:
 
 def with_paths(item: Trajectory | ChatExample, paths: Sequence[Trajectory]) -> Trajectory | ChatExample:
     """A copy with other sequences in place of its own."""
-    return replace(item, paths=tuple(paths)) if isinstance(item, ChatExample) else paths[0]
+    if isinstance(item, ChatExample):
+        return replace(item, paths=tuple(paths))
+    return paths[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,5 +247,8 @@ class LabeledCompletion:
     def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":
         """A copy with `sides`, which have further columns, in place of its own."""
         count = len(paths_of(self.completion))
-        other = None if self.mismatched is None else with_paths(self.mismatched, sides[count:])
+        if self.mismatched is None:
+            other = None
+        else:
+            other = with_paths(self.mismatched, sides[count:])
         return replace(self, completion=with_paths(self.completion, sides[:count]), mismatched=other)

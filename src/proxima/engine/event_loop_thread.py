@@ -94,7 +94,8 @@ class EventLoopThread:
             await asyncio.gather(*tasks, return_exceptions=True)
             for _ in range(ROUNDS):
                 await asyncio.sleep(0)
-                if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                tasks = asyncio.all_tasks() - {asyncio.current_task()}
+                if tasks:
                     await asyncio.wait(tasks, timeout=SECONDS)
             await self._loop.shutdown_asyncgens()
             if after is not None:

@@ -230,7 +230,10 @@ class Capabilities:
         if self.log_probs == "both" or not sampling.truncates:
             return BOTH
         if self.log_probs == "processed":
-            return BOTH if plain and self.score else frozenset({"sampled"})  # scoring gives softmax(logits)
+            # scoring gives softmax(logits)
+            if plain and self.score:
+                return BOTH
+            return frozenset({"sampled"})
         return frozenset({"untruncated"})
 
 
@@ -430,7 +433,8 @@ class Engine(Protocol):
 def close_engine(engine: Engine) -> None:
     """Call the engine's `close`, which stops everything that it has started outside this process; an engine that starts
     nothing needs no such method."""
-    if (close := getattr(engine, "close", None)) is not None:
+    close = getattr(engine, "close", None)
+    if close is not None:
         close()
 
 
@@ -438,7 +442,8 @@ def stop_waiting(engine: Engine) -> None:
     """Call the engine's `stop_waiting`: the run is to end, so from now on it waits no more for servers that are all out
     of service, and what waits for them raises StoppedWaitingError. An engine that waits for nobody needs no such
     method."""
-    if (stop := getattr(engine, "stop_waiting", None)) is not None:
+    stop = getattr(engine, "stop_waiting", None)
+    if stop is not None:
         stop()
 
 

@@ -81,14 +81,18 @@ def asked_kind(kind: object, given: Mapping[str, Any]) -> Any:
     Raises:
         FieldError: an argument is wrong, by the recipe's name.
     """
-    if (cls := agent_class(kind)) is not None:
+    cls = agent_class(kind)
+    if cls is not None:
         return make_agent(cls, given, str(kind))
     if not is_concurrent(kind):
         return None
     try:
         return make_environment(str(kind), ENVIRONMENTS[str(kind)], given)
     except FieldError as error:
-        error.field = "kind" if error.field == "environment" else error.field.removeprefix("environment.")
+        if error.field == "environment":
+            error.field = "kind"
+        else:
+            error.field = error.field.removeprefix("environment.")
         raise
 
 

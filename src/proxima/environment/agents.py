@@ -294,7 +294,9 @@ def _reward_in(answer: Mapping[str, Any]) -> AgentReward:
         if given is None:
             return None
         reward = _numbers(given) if isinstance(given, Mapping) else _number(given)
-        return reward if parts is None else RewardWithParts(value=reward, parts=_numbers(parts))
+        if parts is None:
+            return reward
+        return RewardWithParts(value=reward, parts=_numbers(parts))
     except (TypeError, AttributeError, OverflowError):
         raise AgentFailed(f"its answer has no reward: {_short(given)}, with parts {_short(parts)}", None) from None
 

@@ -56,7 +56,9 @@ def calculate(expression: str) -> str:
         value = _value(ast.parse(text.strip(), mode="eval").body)
     except (MemoryError, RecursionError, SyntaxError):
         raise ValueError(f"{expression!r:.60} is not an arithmetic expression") from None
-    return str(int(value)) if float(value).is_integer() else f"{value:.12g}"
+    if float(value).is_integer():
+        return str(int(value))
+    return f"{value:.12g}"
 
 
 def _value(node: ast.expr) -> int | float:
@@ -101,7 +103,8 @@ class PythonCode(Environment):
             kind = usable_kind(sandbox)
         self.sandbox = Sandbox(kind=kind, ahead=kind == "bubblewrap")
         self.settled = {"sandbox": kind}  # arguments with which workers create it after the inspection
-        self.notes = [note] if (note := fallback_note(sandbox)) else []
+        note = fallback_note(sandbox)
+        self.notes = [note] if note else []
 
     @staticmethod
     def auto_outcome(argument: str) -> tuple[str, str] | None:
@@ -273,7 +276,10 @@ class Sqlite(Environment):
     def _answer(self, sql: str, deadline: float) -> tuple[str, str]:
         """The rows as text, and the problem with the query, one of the two empty; in a fork of the worker."""
         # a connection to a file must not be used in a fork
-        database = self.database if self.script else opened(self.path, script=False)
+        if self.script:
+            database = self.database
+        else:
+            database = opened(self.path, script=False)
         database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             cursor = database.execute(sql)
@@ -290,7 +296,9 @@ def _shown(value: object) -> str:
     if isinstance(value, bytes):
         return f"({len(value)} bytes)"
     text = "NULL" if value is None else str(value)
-    return text if len(text) <= LONGEST_CELL else text[:LONGEST_CELL] + "..."
+    if len(text) <= LONGEST_CELL:
+        return text
+    return text[:LONGEST_CELL] + "..."
 
 
 @lru_cache(maxsize=8)
@@ -357,7 +365,10 @@ class Guess(Environment):
         if guess is None:
             return Reply(content=f"Write a number from {self.low} to {self.high}.", state=self._state())
         first, last = self.left
-        self.left = (max(first, guess + 1), last) if guess < self.number else (first, min(last, guess - 1))
+        if guess < self.number:
+            self.left = (max(first, guess + 1), last)
+        else:
+            self.left = (first, min(last, guess - 1))
         return Reply(content="higher" if guess < self.number else "lower", state=self._state())
 
     def _state(self) -> str:

@@ -203,10 +203,12 @@ def _mistral(text: str, tools: Parameters) -> ParsedCalls:
 
 def mistral_start(text: str, tools: Parameters) -> int:
     """The position of the first call of a message in Mistral's format; -1: there is none."""
-    if (at := text.find("[TOOL_CALLS]")) >= 0:
+    at = text.find("[TOOL_CALLS]")
+    if at >= 0:
         return at
     names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
-    if (at := text.find("[ARGS]")) >= 0 and (name := re.search(MISTRAL_NAME, text[max(0, at - 300) : at])):
+    at = text.find("[ARGS]")
+    if at >= 0 and (name := re.search(MISTRAL_NAME, text[max(0, at - 300) : at])):
         return max(0, at - 300) + name.start()
     first = re.match(r"\s*[A-Za-z_][\w.-]{0,200}\{\"", text)
     first = first or (re.search(rf"(?<!\S)(?:{names})(?:\{{|\s+\{{\s*[\"}}])", text) if names else None)
@@ -362,7 +364,8 @@ READERS: dict[str, Callable[[str, Parameters], ParsedCalls]] = {
 def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict):
         raise ValueError("a call must be an object with name and arguments")
-    value = value["function"] if isinstance(value.get("function"), dict) else value
+    if isinstance(value.get("function"), dict):
+        value = value["function"]
     name = value.get("name")
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a call must have a name")
@@ -377,7 +380,10 @@ def _call(value: Any) -> ToolCall:
 def _json_at(text: str, at: int) -> tuple[Any, int]:
     """Decode the JSON at a position and return it with its end; ValueError, in one line for the model, if it is invalid
     or other programs would read it differently."""
-    start = len(text) - len(text[at:].lstrip()) if text[at : at + 1].isspace() else at
+    if text[at : at + 1].isspace():
+        start = len(text) - len(text[at:].lstrip())
+    else:
+        start = at
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("a call must begin with {")
     try:
@@ -458,7 +464,12 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
     name follows the fence; its text is the tool's first argument. A message that has calls in another format alone is
     unreadable."""
     before, thought, after = text.partition("</think>")
-    text = after if thought else "" if "<think>" in text else before
+    if thought:
+        text = after
+    elif "<think>" in text:
+        text = ""
+    else:
+        text = before
     calls, unreadable = list[ToolCall](), list[str]()
     for call in READERS[tool_format](text, tools):
         if len(calls) + len(unreadable) == MOST_CALLS:
@@ -468,7 +479,10 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
             unreadable.append(" ".join(call.split()))
         else:
             calls.append(call)
-    other = None if calls else other_format(text, tool_format, tools, broken=bool(unreadable))
+    if calls:
+        other = None
+    else:
+        other = other_format(text, tool_format, tools, broken=bool(unreadable))
     if other is not None:
         return ReadMessage(unreadable=(f"a call is written as {other}, and read as {tool_format}",), written_as=other)
     return ReadMessage(tuple(calls), tuple(unreadable))

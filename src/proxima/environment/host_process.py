@@ -143,11 +143,14 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     """Create an environment and reset it; see `opening_of`."""
     os.chdir(_folder)  # an earlier one may have changed it
     random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
         numpy.random.seed(seed % 2**32)
     environment = _environments[number] = _make()
     reset = member(environment, "reset")
-    result = _called(environment, reset, **reset_arguments(environment, row, seed)) if reset else None
+    result = None
+    if reset:
+        result = _called(environment, reset, **reset_arguments(environment, row, seed))
     opened = {**opening_of(result, row), "tools": tools_of_row(_kind, environment, _functions)}
     _role(environment, opened["role"], "reset")
     return opened
@@ -180,7 +183,8 @@ def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
             messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
         last_message = messages[last]
         messages[last] = {**last_message, "content": last_message["content"] + shown["content"]}
-        if images := [*last_message.get("images", ()), *shown.get("images", ())]:
+        images = [*last_message.get("images", ()), *shown.get("images", ())]
+        if images:
             messages[last]["images"] = images
         opening = messages
     if opening is not None and not any(message["content"] for message in opening):
@@ -192,7 +196,10 @@ def reset_arguments(environment: Any, row: Mapping[str, Any], seed: int) -> dict
     """The arguments of an environment's `reset`, by the names of its parameters."""
     parameters = inspect.signature(environment.reset).parameters
     arguments = {"row": row, "seed": seed, "prompt": row.get("messages")}
-    offered = {**row, **arguments} if "row" in parameters else {**arguments, **row}
+    if "row" in parameters:
+        offered = {**row, **arguments}
+    else:
+        offered = {**arguments, **row}
     everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     named = {name: offered[name] for name in parameters if name in offered}
     return {**(row if everything else {}), **named}
@@ -213,7 +220,10 @@ def tool_error(environment: Any, tool: str, error: Exception) -> dict[str, Any]:
     """The answer to a call whose arguments a tool refused; raises any other error again."""
     if not isinstance(error, VISIBLE_ERRORS) and type(error).__module__ not in VISIBLE_MODULES:
         raise error
-    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    if type(error) is ValueError:
+        kind = ""
+    else:
+        kind = f"{type(error).__name__}: "
     text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
     return answer_of(environment, text, tool, {"role": "tool", "name": tool}) | {"error": True}
 
@@ -243,7 +253,8 @@ def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[st
     environment = _environments[number]
     said = {} if messages is None else {"messages": messages}
     value: dict[str, Any] = {"reward": None}
-    if callable(get_reward := member(environment, "get_reward")):
+    get_reward = member(environment, "get_reward")
+    if callable(get_reward):
         value = reward_at_end(_called(environment, get_reward, **said), "get_reward", class_roles(environment))
     elif (reward := member(environment, "reward")) is not None:
         value = reward_at_end(_called(environment, reward) if callable(reward) else reward, "reward")
@@ -363,7 +374,10 @@ def _shown(message: dict[str, Any], images: Any, who: str) -> dict[str, Any]:
         return message
     if marks not in (0, len(images)):
         raise BadAnswer(f"{who} returned {len(images)} images, and {IMAGE_PLACEHOLDER} {marks} times in its text")
-    content = message["content"] if marks else IMAGE_PLACEHOLDER * len(images) + message["content"]
+    if marks:
+        content = message["content"]
+    else:
+        content = IMAGE_PLACEHOLDER * len(images) + message["content"]
     return {**message, "content": content, "images": [_encoded(image, who) for image in images]}
 
 
@@ -413,11 +427,15 @@ def _flag(value: Any, who: str) -> bool:
 
 
 def _state(value: Any, who: str) -> str | None:
-    return None if value is None else _text(value, f"Reply.state of {who} is")
+    if value is None:
+        return None
+    return _text(value, f"Reply.state of {who} is")
 
 
 def _named(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
+    if value is None:
+        return "None"
+    return f"a value of type {type(value).__name__}"
 
 
 def _generators_now() -> tuple[Any, Any]:
@@ -448,7 +466,8 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
         except BadAnswer as error:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:
-            if frames := [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+            if frames:
                 frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # prefer the user's own
                 error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
             with suppress(Exception):

@@ -104,7 +104,10 @@ class Hosts:
         name = spec.kind or ", ".join(spec.tools)
         load = f"environment {name}: loading it"
         slow = {"inspect": load, "load_environment": load, "open_environment": f"environment {name}: its first `reset`"}
-        made = None if sandbox == "none" else HostSandbox(sandbox, spec, workers * memory_mb)
+        if sandbox == "none":
+            made = None
+        else:
+            made = HostSandbox(sandbox, spec, workers * memory_mb)
         self._sandbox = None if made is None else made.sandbox
         self.notes: tuple[str, ...] = () if made is None else made.notes
         self._code: CodeServers | None = None
@@ -125,7 +128,10 @@ class Hosts:
     def log_to(self, file: Path | None) -> None:
         """Append the output of environments to a file from now on; None, the default, discards it. Workers in a sandbox
         can't open the file, so their output is always discarded."""
-        self.log = None if file is None or self._sandbox else str(file.absolute())
+        if file is None or self._sandbox:
+            self.log = None
+        else:
+            self.log = str(file.absolute())
 
     def start_worker(self) -> Worker:
         """Start a worker that has loaded the environment.
@@ -195,7 +201,10 @@ class Instance:
         opened = await self._run("open_environment", row=dict(row), seed=seed)
         self.state = opened["state"]
         self.role = opened.get("role")
-        self.opening = None if opened["opening"] is None else tuple(opened["opening"])
+        if opened["opening"] is None:
+            self.opening = None
+        else:
+            self.opening = tuple(opened["opening"])
         self.interface = self.interface.with_row(opened)
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:

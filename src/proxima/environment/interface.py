@@ -115,7 +115,9 @@ class EnvironmentInterface:
 
     def with_row(self, opened: Mapping[str, Any]) -> "EnvironmentInterface":
         """The interface of an episode, from the answer to `open_environment`: with the tools of its row."""
-        return replace(self, schemas=(*self.schemas, *opened["tools"])) if opened.get("tools") else self
+        if opened.get("tools"):
+            return replace(self, schemas=(*self.schemas, *opened["tools"]))
+        return self
 
     @cached_property
     def tools(self) -> dict[str, Mapping[str, Any]]:
@@ -162,11 +164,17 @@ def _typed(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
         except ValueError:
             continue
     named = schema.get("type")
-    kinds = [named] if isinstance(named, str) else list(named or ())
+    if isinstance(named, str):
+        kinds = [named]
+    else:
+        kinds = list(named or ())
     if kinds and not _is(value, kinds):
         value = _converted(value, kinds)
     if ("anyOf" in schema) or (kinds and not _is(value, kinds)) or ("enum" in schema and value not in schema["enum"]):
-        words = "one of " + ", ".join(map(str, schema["enum"])) if "enum" in schema else " or ".join(kinds)
+        if "enum" in schema:
+            words = "one of " + ", ".join(map(str, schema["enum"]))
+        else:
+            words = " or ".join(kinds)
         raise ValueError(
             f"{name} must be {words or 'another'}, not {abbreviated(json.dumps(value, ensure_ascii=False), 60)}"
         )
@@ -188,12 +196,19 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
-        text = value.strip().lower() if value.strip() in ("True", "False", "None") else value.strip()
+        if value.strip() in ("True", "False", "None"):
+            text = value.strip().lower()
+        else:
+            text = value.strip()
         try:
             read = load_json(text, **HOOKS)
         except ValueError:
             return value
-        return read if _is(read, kinds) else _converted(read, kinds) if isinstance(read, float) else value
+        if _is(read, kinds):
+            return read
+        if isinstance(read, float):
+            return _converted(read, kinds)
+        return value
     return value
 
 
@@ -210,7 +225,8 @@ def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
     functions: dict[str, Callable[..., Any]] = {}
     for path in tools:
         function = _loaded("tools", path, path)
-        if (name := function.__name__) in functions:
+        name = function.__name__
+        if name in functions:
             raise FieldError("tools", path, f"is a second tool named {name!r}", remedy="rename or remove one of them")
         functions[name] = function
     return functions
@@ -239,7 +255,9 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
 def _remedy(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "raise episode.memory_mb"
-    return "is the network or the server there that it needs?" if isinstance(error, OSError) else ""
+    if isinstance(error, OSError):
+        return "is the network or the server there that it needs?"
+    return ""
 
 
 def _line(error: Exception) -> str:
@@ -341,7 +359,8 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
         "by_row": by_row,
         "reads_messages": callable(get_reward) and "messages" in inspect.signature(get_reward).parameters,
     }
-    if roles := _roles(kind, environment):
+    roles = _roles(kind, environment)
+    if roles:
         bound = "has roles, and no method `respond`, which says who is next"
         require(responds, "environment", kind, bound)
         bound = "has roles, and a get_reward that reads messages, of which each role has its own"
@@ -379,7 +398,9 @@ def brought_schemas(kind: str, environment: Any, taken: Collection[str]) -> list
         schemas = [json.loads(json.dumps(schema)) for schema in environment.tools()]
     names = set(taken)
     for schema in schemas:
-        function = schema.get("function") if isinstance(schema, dict) else None
+        function = None
+        if isinstance(schema, dict):
+            function = schema.get("function")
         complete = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
         require(complete, "environment", kind, f"lists the tool {json.dumps(schema):.80}, which is not a schema")
         problem = tool_problem({"type": "function"} | schema, json.dumps(schema["function"]["name"])[:60])
@@ -411,7 +432,9 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
 def tool_problem(tool: Any, where: str) -> str:
     """Describe the problem with a tool, `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
     below `where`; empty if it is valid, so that chat templates and readers of calls need no further checks."""
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    function = None
+    if isinstance(tool, dict) and tool.get("type") == "function":
+        function = tool.get("function")
     if not isinstance(function, dict):
         return f'{where}: must be {{"type": "function", "function": {{"name": …, "parameters": …}}}}'
     place = f"{where}.function"
@@ -452,7 +475,10 @@ def _schema_problem(schema: Any, where: str) -> str:
     inner = {f"properties.{name}": value for name, value in schema.get("properties", {}).items()}
     inner |= {f"anyOf.{i}": value for i, value in enumerate(schema.get("anyOf", []))}
     items = schema.get("items", True)
-    of_items = {f"items.{i}": value for i, value in enumerate(items)} if isinstance(items, list) else {"items": items}
+    if isinstance(items, list):
+        of_items = {f"items.{i}": value for i, value in enumerate(items)}
+    else:
+        of_items = {"items": items}
     inner |= of_items
     return next(filter(None, (_schema_problem(value, f"{where}.{name}") for name, value in inner.items())), "")
 

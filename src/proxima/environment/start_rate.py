@@ -19,7 +19,10 @@ class StartRate:
     """
 
     def __init__(self, per_second: float | None = None, now: Callable[[], float] = monotonic) -> None:
-        rate = EACH_CORE * max(1, usable_cores()) if per_second is None else per_second
+        if per_second is None:
+            rate = EACH_CORE * max(1, usable_cores())
+        else:
+            rate = per_second
         self._interval = 1 / rate
         self._at_once = max(0.0, math.floor(rate) - 1) * self._interval
         self._now = now
@@ -34,5 +37,6 @@ class StartRate:
 
     async def turn(self) -> None:
         """Wait for a turn."""
-        if (seconds := self.reserve()) > 0:
+        seconds = self.reserve()
+        if seconds > 0:
             await asyncio.sleep(seconds)

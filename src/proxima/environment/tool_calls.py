@@ -70,7 +70,9 @@ def _type_name(schema: Mapping[str, Any] | bool) -> str:
     if "enum" in schema:
         return " or ".join(map(str, schema["enum"]))
     named = schema.get("type", "any")
-    return named if isinstance(named, str) else " or ".join(named)
+    if isinstance(named, str):
+        return named
+    return " or ".join(named)
 
 
 def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> str:
@@ -98,7 +100,9 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
     if tool_format == "code":
         bare = f"```{call.name}\n{next(iter(arguments.values()), None)}\n```"
         read_back = read_calls(bare, "code", tools) == ReadMessage((call,))
-        return bare if read_back else f"```{call.name}\n{json.dumps(arguments)}\n```"
+        if read_back:
+            return bare
+        return f"```{call.name}\n{json.dumps(arguments)}\n```"
     inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
     return f"<function={call.name}>\n{inside}</function>"
 
@@ -181,8 +185,14 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
     if named in get_args(ToolFormat) and not values and _may_be(named, turns):
         return named  # type: ignore[return-value]
     shown = next((turn for turn in turns if TRIAL.name in turn), "")
-    looks = f", as {named} does" if named and named not in get_args(ToolFormat) else ""
-    written = f": a call becomes {shown.strip()!r:.200}" if shown else ""
+    if named and named not in get_args(ToolFormat):
+        looks = f", as {named} does"
+    else:
+        looks = ""
+    if shown:
+        written = f": a call becomes {shown.strip()!r:.200}"
+    else:
+        written = ""
     what = f"the chat template shows tools in a form that isn't known here{looks}{written}"
     readable = ", ".join(get_args(ToolFormat))
     raise UserError(what, remedy=f"set episode.tool_format to one of {readable} if the model writes its calls so")

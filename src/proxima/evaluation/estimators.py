@@ -110,7 +110,11 @@ def _right_wins(right: int, wrong: tuple[int, ...], silent: int, k: int) -> floa
         return 1 - math.comb(silent, k) / math.comb(n, k)
     if k == n:  # all samples vote
         most = max(wrong)
-        return 0.0 if right < most else 1.0 if right > most else 1 / (1 + wrong.count(most))
+        if right < most:
+            return 0.0
+        if right > most:
+            return 1.0
+        return 1 / (1 + wrong.count(most))
     total = 0.0
     for votes in range(1, min(right, k) + 1):
         ways = _others(wrong, silent, votes, k - votes)

@@ -44,12 +44,16 @@ class QuestionScores:
     def passed(self, k: int) -> float | None:
         """pass@k; None with fewer than k judged samples."""
         judged = self.judged
-        return pass_at_k(len(judged), sum(judged), k) if len(judged) >= k else None
+        if len(judged) >= k:
+            return pass_at_k(len(judged), sum(judged), k)
+        return None
 
     def majority(self, k: int) -> float | None:
         """maj@k; None with fewer than k judged samples."""
         votes = [vote for vote, right in zip(self.votes, self.correct, strict=True) if right is not None]
-        return maj_at_k(votes, self.judged, k) if len(votes) >= k else None
+        if len(votes) >= k:
+            return maj_at_k(votes, self.judged, k)
+        return None
 
 
 def question_scores(group: Group, extract: Extract | None) -> QuestionScores:

@@ -61,7 +61,9 @@ class Headline:
     @property
     def title(self) -> str:
         """The name, with `mean` in front of a mean: `accuracy`, `mean reward`, `mean length`."""
-        return f"mean {self.name}" if self.key.endswith("/mean") else self.name
+        if self.key.endswith("/mean"):
+            return f"mean {self.name}"
+        return self.name
 
     @property
     def lower_is_better(self) -> bool:
@@ -80,12 +82,16 @@ class Headline:
     def value(self, record: Record) -> float | None:
         """Return the metric of an evaluation; None if it is unknown."""
         value = record.get(self.key)
-        return float(value) if isinstance(value, int | float) else None
+        if isinstance(value, int | float):
+            return float(value)
+        return None
 
     def bounds(self, record: Record) -> tuple[float, float] | None:
         """Return the 95 % interval; None if it is not recorded."""
         low, high = bound_keys(self.key)
-        return None if record.get(low) is None else (float(record[low]), float(record[high]))
+        if record.get(low) is None:
+            return None
+        return (float(record[low]), float(record[high]))
 
 
 def named_metric(record: Mapping[str, Any], metric: str, *, optional: Collection[str] = ()) -> tuple[str, str]:

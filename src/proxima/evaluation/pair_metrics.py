@@ -98,7 +98,8 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
     out = {"calibration/error": value}
     out |= {"calibration/error/low": min(value, float(low)), "calibration/error/high": max(value, float(high))}
     for b in range(bins):
-        if (inside := place == b).any():
+        inside = place == b
+        if inside.any():
             name = f"calibration/{round(100 * BINS[b])}-{round(100 * BINS[b + 1])}"
             facts = {"pairs": int(inside.sum()), "confidence": confidence[inside].mean(), "right": right[inside].mean()}
             out |= {f"{name}/{key}": float(fact) for key, fact in facts.items()}

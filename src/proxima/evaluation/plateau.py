@@ -35,12 +35,16 @@ class Plateau:
         best = (-math.inf, 0)
         since = 0
         for record in evaluations:
-            if (score := headline.score(record)) is not None:
+            score = headline.score(record)
+            if score is not None:
                 better = score > best[0] + self.min_delta
                 best, since = ((score, record["step"]), 0) if better else (best, since + 1)
         if since < self.patience:
             return ""
-        value = abs(best[0]) if headline.lower_is_better else best[0]
+        if headline.lower_is_better:
+            value = abs(best[0])
+        else:
+            value = best[0]
         by = f" by more than {self.min_delta:g}"
         improved = f"has not improved{by if self.min_delta else ''} in {since} evaluation{'s' * (since != 1)}"
         return f"plateau: {headline.title} {improved}, its best is {value:.4g} at step {best[1]}"

@@ -290,7 +290,9 @@ def _as_integers(values: Sequence[float]) -> list[int] | None:
     if any(abs(float(fraction) - value) > 1e-12 for fraction, value in zip(fractions, values, strict=True)):
         return None
     common = math.lcm(*(fraction.denominator for fraction in fractions))
-    return [int(fraction * common) for fraction in fractions] if common <= _DENOMINATOR else None
+    if common <= _DENOMINATOR:
+        return [int(fraction * common) for fraction in fractions]
+    return None
 
 
 def _by_flips(values: np.ndarray, seed: int) -> float:
@@ -342,7 +344,10 @@ def _upper_score(won: int, lost: int, n: int) -> float:
     high = 1.0
     while low < (middle := (low + high) / 2) < high:
         b = (2 * n - won + lost) * middle - won - lost
-        root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle)) if lost else abs(b)
+        if lost:
+            root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle))
+        else:
+            root = abs(b)
         variance = n * ((root - b) / (2 * n) + middle * (1 - middle))
         accepted = (won - lost - n * middle) ** 2 <= Z * Z * variance
         low, high = (middle, high) if accepted else (low, middle)

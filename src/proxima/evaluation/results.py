@@ -69,7 +69,10 @@ def completions_table(
     for group in groups:
         prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
-            extracted = None if extract is None else extract(completion, group.prompt.begun)
+            if extract is None:
+                extracted = None
+            else:
+                extracted = extract(completion, group.prompt.begun)
             vote = canonical(extracted)
             row = {
                 "row": prompt.uid - first_uid,
@@ -134,7 +137,9 @@ class QuestionResult:
 
     def values(self, metric: str) -> tuple[float | None, ...]:
         """Return the values of the samples; all None for a metric that the question lacks."""
-        return self.correct if metric == ACCURACY else self.metrics.get(metric, (None,) * len(self.correct))
+        if metric == ACCURACY:
+            return self.correct
+        return self.metrics.get(metric, (None,) * len(self.correct))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +173,10 @@ def read_result(path: str | Path) -> EvalResult:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        name = _set_of(place) if place.parent.name == "evals" else place.stem
+        if place.parent.name == "evals":
+            name = _set_of(place)
+        else:
+            name = place.stem
         return EvalResult(path=place, suites=with_sources({name: read_completions(place)}))
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
@@ -176,7 +184,8 @@ def read_result(path: str | Path) -> EvalResult:
             names = list({name: dict(suite) for name, suite in facts["suites"].items()})
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
         return EvalResult(path=place, suites=with_sources(suites), facts=facts)
-    if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem)):
+    files = sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem))
+    if files:
         last = {_set_of(file): file for file in files if _step_of(file) == _step_of(files[-1])}
         suites = {name: read_completions(file) for name, file in last.items()}
         return EvalResult(path=place, suites=with_sources(suites))
@@ -249,7 +258,10 @@ def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the entries of `QuestionResult.metrics` for one sample; a failed score has no `reward` and no parts."""
-    written = len(row["tokens"]) if row.get("sampled") is None else sum(row["sampled"])
+    if row.get("sampled") is None:
+        written = len(row["tokens"])
+    else:
+        written = sum(row["sampled"])
     metrics: dict[str, float | None] = {
         "length": float(written if row.get("length") is None else row["length"]),
         "truncated": float(row["finish_reason"] == "length"),

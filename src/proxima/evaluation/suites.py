@@ -52,7 +52,8 @@ class Suite:
             for name in TEST_FILES:
                 if (folder / name).is_file():
                     return self._table(folder / name)
-            if parts := sorted(str(part) for part in folder.glob("test-*.parquet")):
+            parts = sorted(str(part) for part in folder.glob("test-*.parquet"))
+            if parts:
                 return self._mapped(TASKS["files"](path=tuple(parts)))
         return None
 
@@ -96,8 +97,12 @@ class Suite:
 
     def _find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
         if given is not None:
-            if (task := self.at(given)) is None:
-                reason = "has no test.parquet or test.jsonl" if given.is_dir() else "does not exist"
+            task = self.at(given)
+            if task is None:
+                if given.is_dir():
+                    reason = "has no test.parquet or test.jsonl"
+                else:
+                    reason = "does not exist"
                 raise UserError(f"task {self.name}={given} {reason}; {self.remedy}")
             return task, str(given)
         if data is not None:
@@ -106,7 +111,8 @@ class Suite:
                     return task, str(place)
             raise UserError(f"--data {data} has no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
         place = Path("data") / self.name
-        if (task := self.at(place)) is not None:
+        task = self.at(place)
+        if task is not None:
             return task, str(place)
         return self.on_the_hub(), self.hub
 

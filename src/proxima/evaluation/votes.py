@@ -49,12 +49,16 @@ def _math(reward: Any, text: str, own: str) -> str | None:
         return _filled(answer)
     tail = own[-2000:]
     formulas = re.findall(r"\$([^$]{1,200})\$", tail)
-    return _filled(formulas[-1]) if formulas else _number(reward, text, tail)
+    if formulas:
+        return _filled(formulas[-1])
+    return _number(reward, text, tail)
 
 
 def _exact(reward: Exact, text: str, own: str) -> str | None:
     answer = _filled(own)
-    return answer.casefold() if answer and reward.ignore_case else answer
+    if answer and reward.ignore_case:
+        return answer.casefold()
+    return answer
 
 
 def _filled(text: str | None) -> str | None:

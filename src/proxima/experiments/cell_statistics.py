@@ -77,7 +77,10 @@ class CellRuns:
         if not self.has(axis):
             return None
         pairs = [(curve, run.position(axis)) for run in self.used if (curve := _by_step(run, key))]
-        steps = sorted(set.intersection(*(set(curve) for curve, _ in pairs))) if pairs else []
+        if pairs:
+            steps = sorted(set.intersection(*(set(curve) for curve, _ in pairs)))
+        else:
+            steps = []
         means = [mean for step in steps if (mean := mean_over_seeds([curve[step] for curve, _ in pairs]))]
         if not means:
             return None
@@ -137,7 +140,9 @@ class CellSummary:
 def after_training(run: Run) -> float | None:
     """The held-out figure at the last step of the run; None if it was not evaluated there."""
     curve = run.held_out()
-    return curve[-1][1] if curve and curve[-1][0] == run.steps > 0 else None
+    if curve and curve[-1][0] == run.steps > 0:
+        return curve[-1][1]
+    return None
 
 
 def final_value(metric: str) -> Measure:
@@ -145,7 +150,9 @@ def final_value(metric: str) -> Measure:
 
     def measure(run: Run) -> float | None:
         values = [value for _, value in run.curve(metric)]
-        return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+        if values:
+            return statistics.fmean(values[-max(1, len(values) // 10) :])
+        return None
 
     return measure
 
@@ -158,7 +165,9 @@ def last_evaluated(key: str) -> Measure:
 
 def _training_accuracy(run: Run) -> float | None:
     accuracy = final_value("accuracy")(run)
-    return final_value("rewards/accuracies")(run) if accuracy is None else accuracy
+    if accuracy is None:
+        return final_value("rewards/accuracies")(run)
+    return accuracy
 
 
 EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which have no reward
@@ -274,7 +283,9 @@ def mean_over_seeds(values: Sequence[float | None]) -> SeedMean | None:
     finite = tuple(value for value in values if value is not None and math.isfinite(value))
     n = len(finite)
     if n < 2:
-        return SeedMean(finite[0], None, 1, finite) if finite else None
+        if finite:
+            return SeedMean(finite[0], None, 1, finite)
+        return None
     half = t_quantile(0.975, n - 1) * (statistics.stdev(finite) / math.sqrt(n))
     return SeedMean(statistics.fmean(finite), half, n, finite)
 
@@ -307,7 +318,9 @@ def _central(t: float, freedom: int) -> float:
     for k in range(3 if odd else 2, freedom - 1, 2):  # odd: 2/3, 4/5 …; even: 1/2, 3/4 …
         term *= (k - 1) / k * cosine * cosine
         total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    if odd:
+        return 2 / math.pi * (angle + sine * total)
+    return sine * total
 
 
 def determined_median(values: Sequence[float], n: int) -> float | None:
@@ -321,7 +334,9 @@ def determined_median(values: Sequence[float], n: int) -> float | None:
         middle.update(ordered[(n - 1) // 2 : n // 2 + 1])
     if len(middle) == 1:
         return middle.pop()
-    return statistics.median(values) if len(values) == n and max(middle) < math.inf else None
+    if len(values) == n and max(middle) < math.inf:
+        return statistics.median(values)
+    return None
 
 
 def smoothed(values: Sequence[float]) -> list[float]:

@@ -50,7 +50,10 @@ def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletio
     if step is not None:
         numbers = [int(file.stem) for file in files]
         if step not in numbers:
-            steps = f"it has {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
+            if numbers:
+                steps = f"it has {numbers[0]} to {numbers[-1]}"
+            else:
+                steps = "it has none yet"
             raise UserError(f"--step {step}: {folder} has no such step; {steps}")
         files = [run.rollout_file(step)]
     completions = [completion for file in files for completion in _of_file(file)]
@@ -70,7 +73,10 @@ def _of_file(path: Path) -> Iterator[TrainedCompletion]:
         if behavior is None or log_prob is None or not len(log_prob):
             continue
         mean = row.pop("advantage")  # of the completion; its tokens may have separate advantages
-        advantage = np.full(len(log_prob), mean or 0.0, np.float32) if each is None else each
+        if each is None:
+            advantage = np.full(len(log_prob), mean or 0.0, np.float32)
+        else:
+            advantage = each
         yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage)
 
 

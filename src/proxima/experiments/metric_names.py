@@ -81,7 +81,8 @@ METRIC_ALIASES: dict[str, str] = {
 
 def canonical_metric(name: str) -> str:
     """Our name of a metric, from ours or another framework's; a name that no table has comes back as it is."""
-    name = name.removeprefix("actor/") if name.startswith("actor/rollout_corr/") else name
+    if name.startswith("actor/rollout_corr/"):
+        name = name.removeprefix("actor/")
     for scope in SCOPES:
         name = name.removeprefix(scope)
     if name in METRIC_ALIASES:

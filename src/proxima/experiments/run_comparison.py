@@ -136,7 +136,10 @@ def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
     configs: dict[str, dict[str, Any]] = {}
     for run in runs:
         config = compared(run.config, Purpose.CELL)
-        key = json.dumps(config, sort_keys=True) if config else str(run.folder)
+        if config:
+            key = json.dumps(config, sort_keys=True)
+        else:
+            key = str(run.folder)
         configs[key] = config
         groups.setdefault(key, []).append(run)
     names = zip(_names(list(groups.values()), list(configs.values())), groups, strict=True)
@@ -152,7 +155,12 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
         folders = [run.folder.resolve() for run in group]
         parents = {folder.parent for folder in folders}
         of_a_sweep = len(parents) == 1 and all(re.fullmatch(r"seed-\d+", folder.name) for folder in folders)
-        name = folders[0].parent.name if of_a_sweep else folders[0].name if len(group) == 1 else ""
+        if of_a_sweep:
+            name = folders[0].parent.name
+        elif len(group) == 1:
+            name = folders[0].name
+        else:
+            name = ""
         values = (f"{p.removesuffix('.kind').rpartition('.')[2]}={config[p]}" for p in differing if p in config)
         names.append((name, ",".join(values), folders[0]))
     plain = [name for name, _, _ in names]
@@ -170,8 +178,12 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
     rewards = [path for path in differing if path.startswith("reward")]
     if rewards and headline.key == REWARD:
         texts.append(f"the cells have different rewards ({', '.join(rewards)}): do not compare their mean rewards")
-    if tasks := [path for path in differing if path.startswith("task.")]:
-        what = "training figures" if all(run.offline for cell in cells for run in cell.runs) else "rewards"
+    tasks = [path for path in differing if path.startswith("task.")]
+    if tasks:
+        if all(run.offline for cell in cells for run in cell.runs):
+            what = "training figures"
+        else:
+            what = "rewards"
         texts.append(f"the cells were trained on different tasks ({', '.join(tasks)}): do not compare their {what}")
     held_out = [path for path in differing if path.startswith("eval.") and not may_differ(path, Purpose.ACCURACY)]
     questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
@@ -204,17 +216,24 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
 def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
     """Describe each missing run, seed or result in one line."""
     texts = []
-    if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
+    pairs = [cell.name for cell in cells if len(cell.used) == 2]
+    if pairs:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
         wide = f"± {two:.1f} standard deviations, against ± {four:.1f} with 4 seeds"
         texts.append(f"2 seeds ({', '.join(pairs)}) are too few: their 95 % intervals are very wide, {wide}")
     if len(cells) > 1 and all(len(cell.runs) == 1 for cell in cells):
         texts.append("one seed per cell: no intervals, and a difference may be chance; run more seeds")
     for cell in cells:
-        effect = "left out of the means" if len(cell.used) < len(cell.runs) else "included as far as it got"
+        if len(cell.used) < len(cell.runs):
+            effect = "left out of the means"
+        else:
+            effect = "included as far as it got"
         for run in cell.runs:
             if run.status != "done":
-                error = f" ({run.summary['error']})" if run.summary.get("error") else ""
+                if run.summary.get("error"):
+                    error = f" ({run.summary['error']})"
+                else:
+                    error = ""
                 steps = f"step {run.steps} of {run.config.get('train.steps') or '?'}"  # 0: whole epochs
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
     unjudged = []
@@ -223,7 +242,8 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
             remedy = "set eval.task and eval.after"
             if any(run.evals for run in cell.used):
                 remedy = "--metric reward compares the mean rewards"
-                remedy = "--metric NAME compares another of their figures" if cell.runs[0].offline else remedy
+                if cell.runs[0].offline:
+                    remedy = "--metric NAME compares another of their figures"
             unjudged.append((remedy, cell.name))
     texts += [f"{', '.join(names)}: no held-out {headline.name}; {way}" for way, names in _grouped(unjudged).items()]
     return [*texts, *_warned_runs(cells)]
@@ -245,7 +265,10 @@ def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
         if len(places) == total > 1:
             runs = "both runs" if total == 2 else f"all {total} runs"
         text, cell, seed = places[0]
-        unlike = f" (figures of {cell} seed {seed})" if len({text for text, *_ in places}) > 1 else ""
+        if len({text for text, *_ in places}) > 1:
+            unlike = f" (figures of {cell} seed {seed})"
+        else:
+            unlike = ""
         texts.append(f"{runs}: {text}{unlike}; see report.html")
     return texts
 

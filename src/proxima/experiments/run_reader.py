@@ -251,7 +251,10 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
     """
     folders: dict[Path, Path] = {}
     for place in places:
-        matches = [Path(place)] if Path(place).exists() else sorted(map(Path, glob.glob(str(place), recursive=True)))
+        if Path(place).exists():
+            matches = [Path(place)]
+        else:
+            matches = sorted(map(Path, glob.glob(str(place), recursive=True)))
         count = itertools.count(1)
         runs = [run for match in matches for run in _below(match, match, count)]
         if not runs:
@@ -290,7 +293,10 @@ def no_runs(place: Path, exists: bool = False) -> UserError:
     what = "give run folders, a sweep's folder, or a pattern in quotes"
     if exists:
         return UserError(f"{place} and the folders below contain no run", remedy=what)
-    folders = [] if "*" in place.name else _folders_beside(place)
+    if "*" in place.name:
+        folders = []
+    else:
+        folders = _folders_beside(place)
     near = nearest(place.name, [folder.name for folder in folders])
     if near is not None:
         what = f"did you mean {str(place.parent / near)!r}?"
@@ -313,7 +319,9 @@ def refuse_missing_run(place: Path) -> None:
 
 
 def _folders_beside(place: Path) -> list[Path]:
-    return [child for child in place.parent.iterdir() if child.is_dir()] if place.parent.is_dir() else []
+    if place.parent.is_dir():
+        return [child for child in place.parent.iterdir() if child.is_dir()]
+    return []
 
 
 def _holds_runs(place: Path) -> bool:

@@ -138,17 +138,21 @@ class StoredTokens:
         if self.specs.proximal != "next" or proximal is None or behavior is None:
             return None
         cached = self._column("next_log_prob")
-        cached = torch.full_like(proximal, torch.nan) if cached is None else cached
+        if cached is None:
+            cached = torch.full_like(proximal, torch.nan)
         if self.specs.chain is not None:
             steps = self._column("chained_log_ratio")
-            steps = torch.full_like(proximal, torch.nan) if steps is None else steps
+            if steps is None:
+                steps = torch.full_like(proximal, torch.nan)
             columns = behavior, proximal, cached, steps, self._versions
             return chained_log_prob(*columns, self.version, self.specs.chain, check=False)
         segment_wise = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
         if self.specs.next_missing == "decoupled":
             return torch.where(segment_wise.isnan(), proximal, segment_wise)
         dropped = self.specs.next_missing == "drop_sample" and bool((segment_wise.isnan() & self.sampled).any())
-        return torch.full_like(segment_wise, torch.nan) if dropped else segment_wise
+        if dropped:
+            return torch.full_like(segment_wise, torch.nan)
+        return segment_wise
 
     @property
     def advantage(self) -> Tensor | None:
@@ -156,7 +160,9 @@ class StoredTokens:
         if self.row.get("token_advantage") is not None:
             return self._column("token_advantage")
         value = self.row.get("advantage")
-        return None if value is None else torch.full((len(self.row["tokens"]),), value, dtype=torch.float32)
+        if value is None:
+            return None
+        return torch.full((len(self.row["tokens"]),), value, dtype=torch.float32)
 
     def problem(self) -> str:
         """Return the reason why the decisions about its tokens are unknown; empty if they are known."""
@@ -173,7 +179,10 @@ class StoredTokens:
             return f"the proximal log-prob was recomputed and is not stored; {RECOMPUTE}"
         surrogate = self.specs.surrogate
         assert surrogate is not None
-        read = {"top_k_divergence"} if "top_k" in surrogate.needs else set()
+        if "top_k" in surrogate.needs:
+            read = {"top_k_divergence"}
+        else:
+            read = set()
         read |= {"selected"} if surrogate.whole_batch else set()
         for name in sorted(surrogate.needs - TOP_K_NEEDS - {"advantage", "proximal_log_prob"} | read):
             if self._column(name) is None:
@@ -209,7 +218,9 @@ class StoredTokens:
     def sampled(self) -> Tensor:
         """[T] bool: the tokens of an episode that are trained in this path; all tokens without an episode."""
         values = self._mask("sampled")
-        return torch.ones(len(self.row["tokens"]), dtype=torch.bool) if values is None else values
+        if values is None:
+            return torch.ones(len(self.row["tokens"]), dtype=torch.bool)
+        return values
 
     @property
     def _versions(self) -> Tensor:
@@ -218,9 +229,14 @@ class StoredTokens:
     def _column(self, name: str) -> Tensor | None:
         """[T] the column of the row or, if it is not stored, the recomputed one."""
         value = self.row.get(name)
-        value = self.recomputed.get(name) if value is None else value
-        return None if value is None else torch.from_numpy(np.array(value, np.float32))
+        if value is None:
+            value = self.recomputed.get(name)
+        if value is None:
+            return None
+        return torch.from_numpy(np.array(value, np.float32))
 
     def _mask(self, name: str) -> Tensor | None:
         value = self.row.get(name)
-        return None if value is None else torch.from_numpy(np.array(value, np.bool_))
+        if value is None:
+            return None
+        return torch.from_numpy(np.array(value, np.bool_))

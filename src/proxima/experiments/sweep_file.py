@@ -149,7 +149,10 @@ class _SweepFileReader:
             for values in itertools.product(*(values for _, values in axes)):
                 grid = [(key, short[key], value) for (key, _), value in zip(axes, values, strict=True)]
                 cell = _build_cell(name, fields, common, grid, info)
-                cell = cell if cell.name else replace(cell, name=_file_name(recipe.stem if recipe else "recipe"))
+                if cell.name:
+                    pass
+                else:
+                    cell = replace(cell, name=_file_name(recipe.stem if recipe else "recipe"))
                 if cell.name in cells:
                     self.fail("cells", f"two cells have the name {cell.name!r}; name them under `cells`")
                 cells[cell.name] = cell

@@ -192,7 +192,10 @@ class _SweepLoop:
         """Report new metrics of a job, and its end."""
         progress = job.progress
         code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
-        running = code is None if job.process else is_held(progress.run.folder / ".lock")
+        if job.process:
+            running = code is None
+        else:
+            running = is_held(progress.run.folder / ".lock")
         records = progress.poll()
         if running and (job.process or not self.interrupts):
             if records:
@@ -210,8 +213,12 @@ class _SweepLoop:
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
-        if warnings := read_summary(RunFolder(progress.run.folder)).get("warnings"):
-            many = f"{len(warnings)} warnings, the first" if len(warnings) > 1 else "1 warning"
+        warnings = read_summary(RunFolder(progress.run.folder)).get("warnings")
+        if warnings:
+            if len(warnings) > 1:
+                many = f"{len(warnings)} warnings, the first"
+            else:
+                many = "1 warning"
             report = progress.run.folder / "report.html"
             self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
 
@@ -259,9 +266,11 @@ class _SweepLoop:
                 for process in self.processes:
                     kill_group(process.pid)
                 continue
-            if n := len(self.processes):
+            n = len(self.processes)
+            if n:
                 self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
-            if others := [job.progress.run.name for job in self.jobs if not job.process]:
+            others = [job.progress.run.name for job in self.jobs if not job.process]
+            if others:
                 self.warn(f"not stopped, because another process runs it: {', '.join(others)}")
             for process in self.processes:
                 process.send_signal(signal.SIGINT)

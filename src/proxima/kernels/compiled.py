@@ -56,7 +56,9 @@ def unavailable(instructions: str | None = None) -> str | None:
     command = compiler()
     if not command:
         named = os.environ.get("CXX") or "g++"
-        return "CXX=none" if named == "none" else f"no C++ compiler {named}"
+        if named == "none":
+            return "CXX=none"
+        return f"no C++ compiler {named}"
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return f"{platform.system()} on {platform.machine()}"
     if instructions is not None and instructions not in processor_flags():
@@ -78,11 +80,13 @@ def unavailable(instructions: str | None = None) -> str | None:
 
 def kernels_in_words() -> str:
     """Describe in words what a bfloat16 run on this CPU computes with."""
-    if (reason := unavailable()) is not None:
+    reason = unavailable()
+    if reason is not None:
         return f"eager torch ({reason})"
     place, *more = compiler()
     made = f"compiled by {' '.join([Path(place).name, *more])} {_said(place, *more, '-dumpversion').strip()}"
-    if (reason := unavailable(PRODUCTS)) is not None:
+    reason = unavailable(PRODUCTS)
+    if reason is not None:
         return f"{made}, for training alone ({reason})"
     return f"{made}{' with AMX' if has_tiles() else ''}"
 
@@ -133,7 +137,9 @@ def _fault(held: Path) -> str | None:
     except OSError as error:
         return f"can't be read ({error.strerror})"
     size = DIGEST().digest_size
-    return None if DIGEST(content[:-size]).digest() == content[-size:] else "is damaged"
+    if DIGEST(content[:-size]).digest() == content[-size:]:
+        return None
+    return "is damaged"
 
 
 def _compile(command: tuple[str, ...], flags: Sequence[str], source: Path, held: Path) -> None:

@@ -130,7 +130,8 @@ class TileLinear:
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
         """[n, out] bf16, x times the weight of `pack(weight)` plus bias [out] float32; written to `out` if given."""
         x = x.contiguous()
-        out = x.new_empty(len(x), weight.shape[0] * 2 * SIDE) if out is None else out
+        if out is None:
+            out = x.new_empty(len(x), weight.shape[0] * 2 * SIDE)
         self._calls["linear"](x, weight, bias, out, *x.shape, out.shape[1])
         return out
 

@@ -73,7 +73,9 @@ class TrainKernels:
         """The gradient of x [n, D] float32, the same of delta if `both`, and of the weight [D] float32."""
         grad_x = torch.empty_like(total)
         parts = total.new_empty(PARTS, total.shape[1])
-        grad_delta = torch.empty_like(total, dtype=BF16) if both else None
+        grad_delta = None
+        if both:
+            grad_delta = torch.empty_like(total, dtype=BF16)
         self._calls["norm_backward"](grad, grad_sum, total, weight, scale, grad_x, grad_delta, parts, *total.shape)
         return grad_x, grad_delta, parts.sum(0)
 
@@ -105,7 +107,10 @@ class TrainKernels:
 
     def transposed(self, x: Tensor, exact: Tensor | None = None) -> Tensor:
         """[w, n] of [n, w]; if given, in `exact`, which is float32."""
-        out = torch.empty(*x.shape[::-1], dtype=BF16) if exact is None else exact
+        if exact is None:
+            out = torch.empty(*x.shape[::-1], dtype=BF16)
+        else:
+            out = exact
         self._calls["transposed"](x, out if exact is None else None, exact, *x.shape)
         return out
 

@@ -192,7 +192,9 @@ def show_batch(case: BatchCase) -> str:
 
 def with_entropy_leaf(b: PolicyBatch) -> PolicyBatch:
     """The batch with an entropy that requires a gradient, if it has an entropy."""
-    return b if b.entropy is None else replace(b, entropy=b.entropy.detach().clone().requires_grad_())
+    if b.entropy is None:
+        return b
+    return replace(b, entropy=b.entropy.detach().clone().requires_grad_())
 
 
 BATCHES = (batch_cases, smaller_batches, show_batch)  # arguments of a `Law`: cases, shrink, show

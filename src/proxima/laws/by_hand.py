@@ -32,7 +32,9 @@ INTEGER = (
 
 def as_tensor(value: Any) -> Tensor:
     """Numbers of any nesting, with 'nan', 'inf' and None (NaN) among them, as float64."""
-    return value.double() if isinstance(value, Tensor) else torch.tensor(_floats(value), dtype=torch.float64)
+    if isinstance(value, Tensor):
+        return value.double()
+    return torch.tensor(_floats(value), dtype=torch.float64)
 
 
 def _floats(value: Any) -> Any:
@@ -67,7 +69,10 @@ def numbers_by_hand(
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
     steps = STEPS if steps is None else steps
     slot = next((slot for slot in steps if slot in specs), None)
-    numbers = _of_loss(specs, tensors) if slot is None else steps[slot](specs[slot], tensors)
+    if slot is None:
+        numbers = _of_loss(specs, tensors)
+    else:
+        numbers = steps[slot](specs[slot], tensors)
     return {name: value.detach() for name, value in numbers.items()}
 
 
@@ -93,7 +98,9 @@ def taken_input(tensors: Numbers, name: str) -> Tensor:
 
 def _laid_out(b: PolicyBatch, values: Tensor, leaf: Tensor, tensors: Numbers) -> Tensor:
     """[N] values in the layout of the inputs."""
-    return padded_to(b, values, leaf.shape) if "mask" in tensors else values
+    if "mask" in tensors:
+        return padded_to(b, values, leaf.shape)
+    return values
 
 
 def metric_numbers(metrics: Metrics) -> Numbers:
@@ -177,7 +184,11 @@ STEPS: dict[str, Step] = {"distillation": _distillation, "advantage": _advantage
 
 def _typed(name: str, value: Any) -> Tensor:
     tensor = as_tensor(value)
-    return tensor != 0 if name in BOOLEAN else tensor.long() if name in INTEGER else tensor
+    if name in BOOLEAN:
+        return tensor != 0
+    if name in INTEGER:
+        return tensor.long()
+    return tensor
 
 
 def example_batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:

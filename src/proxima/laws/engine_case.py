@@ -44,7 +44,9 @@ class EngineUnderTest:
     @property
     def bound(self) -> float:
         """The bound on the mean difference between the engine's and the trainer's log-probs, nats."""
-        return QUANTIZED_BOUND if self.quantized else BOUNDS.get(self.dtype or "", WIDE_BOUND)
+        if self.quantized:
+            return QUANTIZED_BOUND
+        return BOUNDS.get(self.dtype or "", WIDE_BOUND)
 
     def reference(self) -> LoadedModel:
         """The model; laws that need one do not apply without."""
@@ -133,7 +135,10 @@ def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
 
 def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
     """The mean absolute difference over the tokens, nats; infinite if it is not finite."""
-    off = float(np.abs(actual - expected).mean()) if len(actual) else 0.0
+    if len(actual):
+        off = float(np.abs(actual - expected).mean())
+    else:
+        off = 0.0
     return off if np.isfinite(off) else np.inf
 
 
@@ -167,4 +172,6 @@ def engine_law(
 
 def needs_model(case: EngineUnderTest) -> str | None:
     """Why an engine can't be compared with a model, or None."""
-    return None if case.model is not None else "no model to compare with: give --model FOLDER"
+    if case.model is not None:
+        return None
+    return "no model to compare with: give --model FOLDER"

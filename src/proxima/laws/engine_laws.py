@@ -67,8 +67,12 @@ async def columns(_: EngineUnderTest, engine: Engine) -> None:
         there = engine.capabilities.log_probs_for(request.sampling)
         for name in ("sampled", "untruncated"):
             values = getattr(c, f"{name}_log_prob")
-            right = np.isfinite(values) & (values <= 1e-4) if name in there else np.isnan(values)
-            bounds = "in (-inf, 0]" if name in there else "NaN, though the engine does not have it"
+            if name in there:
+                right = np.isfinite(values) & (values <= 1e-4)
+                bounds = "in (-inf, 0]"
+            else:
+                right = np.isnan(values)
+                bounds = "NaN, though the engine does not have it"
             require_that(bool(np.all(right)), f"{where}: {name}_log_prob is not {bounds}")
 
 
@@ -199,13 +203,17 @@ async def versions(case: EngineUnderTest, engine: Engine) -> None:
 
 def _needs(capability: str) -> Callable[[Any], str | None]:
     def missing(case: EngineUnderTest) -> str | None:
-        return None if getattr(known_capabilities(case), capability) else f"capabilities.{capability} is False"
+        if getattr(known_capabilities(case), capability):
+            return None
+        return f"capabilities.{capability} is False"
 
     return missing
 
 
 def _takes_modules(case: EngineUnderTest) -> str | None:
-    return None if known_capabilities(case).takes_weights else "it takes no weights from this process"
+    if known_capabilities(case).takes_weights:
+        return None
+    return "it takes no weights from this process"
 
 
 # fmt: off
@@ -251,7 +259,9 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
     if holds or model is None:
         setup = EngineSetup.of(loaded())
     else:
-        longest = spec.longest_sequence() if isinstance(spec, ServerSettings) else None
+        longest = None
+        if isinstance(spec, ServerSettings):
+            longest = spec.longest_sequence()
         tokenizer = load_tokenizer(model)
         setup = EngineSetup(model_path=model, tokenizer=tokenizer, load_weights=loaded, max_length=longest)
     if isinstance(spec, ServerSettings) and spec.serve is None:

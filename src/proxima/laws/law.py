@@ -71,10 +71,14 @@ def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
     for index, law in enumerate(laws):
         result = check_law(law, spec)
         text = result.detail.partition("; counterexample: ")[0]
-        earlier = raised.setdefault(text, law.name) if text.startswith("raised ") else law.name
+        if text.startswith("raised "):
+            earlier = raised.setdefault(text, law.name)
+        else:
+            earlier = law.name
         yield result if earlier == law.name else LawResult(law, result.status, f"as {earlier}")
         if result.fails_all:
-            if rest := laws[index + 1 :]:
+            rest = laws[index + 1 :]
+            if rest:
                 yield not_tried(rest, law)
             return
 
@@ -93,7 +97,8 @@ def check_law(law: Law, spec: Any) -> LawResult:
         return LawResult(law, "FAILED", described(error))
     if reason is not None:
         return LawResult(law, "skipped", reason)
-    if (broken := first_violation(law, spec, law.cases())) is None:
+    broken = first_violation(law, spec, law.cases())
+    if broken is None:
         return LawResult(law, "passed")
     case, text = smallest(law, spec, *broken)
     shown = law.show(case)
@@ -103,7 +108,8 @@ def check_law(law: Law, spec: Any) -> LawResult:
 def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
     """Run a law on the settings of a spec that declare themselves exempt: at least one of them must break it."""
     for spec in specs:
-        if (broken := first_violation(law, spec, law.cases())) is not None:
+        broken = first_violation(law, spec, law.cases())
+        if broken is not None:
             return LawResult(law, "skipped", f"exempt, and indeed fails: {broken[1]}")
     remedy = "remove the exemption, or name settings in test_fields that fail"
     return LawResult(law, "FAILED", f"exempt, but holds: {remedy}")
@@ -129,7 +135,10 @@ def described(error: Exception) -> str:
     """`raised KeyError: 'x' (lab.py:12)`, with the innermost line outside proxima and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    where = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})" if outside else ""
+    if outside:
+        where = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})"
+    else:
+        where = ""
     return f"raised {type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 

@@ -103,7 +103,9 @@ def independence(spec: Any, texts: Texts) -> None:
 
 def fresh(spec: Any) -> Any:
     """The same spec without what it has remembered of earlier calls."""
-    return replace(spec) if is_dataclass(spec) and not isinstance(spec, type) else spec
+    if is_dataclass(spec) and not isinstance(spec, type):
+        return replace(spec)
+    return spec
 
 
 def _require_same(texts: Texts, first: list[Score], second: list[Score], when: str) -> None:

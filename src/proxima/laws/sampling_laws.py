@@ -67,7 +67,10 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
     truncation."""
     cuts: tuple[tuple[str, Any], ...] = (("top_k", 2), ("top_p", 0.3), ("min_p", 0.7))
     # servers refuse sampling masks without a top_k: this one leaves out next to nothing
-    wide = min(WIDEST, len(case.setup.tokenizer)) if _asks_masks_of_server(case, engine) else 0
+    if _asks_masks_of_server(case, engine):
+        wide = min(WIDEST, len(case.setup.tokenizer))
+    else:
+        wide = 0
     for name, value in cuts:
         wanted = requests(samples=4, max_tokens=16, **({"top_k": wide} | {name: value}))
         there = engine.capabilities.log_probs_for(wanted[0].sampling)
@@ -179,7 +182,8 @@ async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
         # not a part of a character, which is decoded differently token by token
         usual = {at: part for at, part in parts.items() if "\ufffd" not in part and part.strip()}
         first = (part for at, part in usual.items() if text.find(part) == at)
-        if (stop := next(first, None)) is None:
+        stop = next(first, None)
+        if stop is None:
             continue
         tried += 1
         (c,) = await ask(engine, request.prompt.tokens.tolist(), temperature=0.0, max_tokens=24, stop=(stop,))
@@ -268,7 +272,8 @@ def _tells_sampled(case: EngineUnderTest) -> str | None:
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:
-    if (reason := needs_model(case)) is not None or known_capabilities(case).log_probs_for(Sampling(temperature=0.5)):
+    reason = needs_model(case)
+    if reason is not None or known_capabilities(case).log_probs_for(Sampling(temperature=0.5)):
         return reason
     raw = "its log-probs are raw: of softmax(logits), whatever the temperature"
     return f"{raw}; recipes at temperature 1 alone can use it"

@@ -37,7 +37,9 @@ SLOTS: dict[str, tuple[type, tuple[Law, ...]]] = {
 
 def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
     """The laws of a slot; for an advantage, those of its kind (per token or per group)."""
-    return TOKEN_ADVANTAGE_LAWS if slot == "advantage" and spec.per_token else SLOTS[slot][1]
+    if slot == "advantage" and spec.per_token:
+        return TOKEN_ADVANTAGE_LAWS
+    return SLOTS[slot][1]
 
 
 def variants_of(spec: Any) -> dict[str, Any]:

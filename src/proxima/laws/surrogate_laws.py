@@ -61,7 +61,8 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
     """NaN and other garbage outside the loss affect neither value nor gradient."""
     b = case.batch
     token = spec(b).loss
-    if leaking := (~b.loss_mask & (token != 0)).nonzero().flatten().tolist():
+    leaking = (~b.loss_mask & (token != 0)).nonzero().flatten().tolist()
+    if leaking:
         value = float(token.detach()[leaking[0]])
         shown = values_at(b, spec, leaking[0])
         raise Violation(f"loss is not 0 outside the loss mask: {value:g} at token {leaking[0]}, with {shown}")

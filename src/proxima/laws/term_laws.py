@@ -28,7 +28,9 @@ from proxima.laws.surrogate_laws import STEP, extreme_law, loss_and_gradient, re
 
 def partner(spec: Any) -> Surrogate:
     """A surrogate that the correction can be combined with."""
-    return PpoClip() if spec.conflict(PpoClip(), [spec]) is None else Reinforce()
+    if spec.conflict(PpoClip(), [spec]) is None:
+        return PpoClip()
+    return Reinforce()
 
 
 def correction_shape(spec: Any, case: BatchCase) -> None:
@@ -42,7 +44,8 @@ def correction_shape(spec: Any, case: BatchCase) -> None:
     require_that(bool(weight.isfinite().all() and (weight >= 0).all()), "a weight is negative or not finite")
     require_that(not bool((keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
     require_that(bool((weight[~keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
-    if (term := spec.loss_term(b, partner(spec), [spec])) is not None:
+    term = spec.loss_term(b, partner(spec), [spec])
+    if term is not None:
         require_that(term.shape == like.shape, f"loss_term must have shape [{len(b)}]")
         require_that(bool(term.isfinite().all()), "loss_term is not finite")
         require_that(bool((term[~b.loss_mask] == 0).all()), "loss_term is not 0 outside the loss mask")

@@ -86,12 +86,16 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
         UserError: it does not say which of its modules these are, or the head is not a linear layer.
     """
     untyped: Any = model
-    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
+    if hasattr(untyped, "get_decoder"):
+        backbone = untyped.get_decoder()
+    else:
+        backbone = untyped.base_model
     head = untyped.get_output_embeddings()
     name = plain_type(model).__name__
     if backbone is untyped:
         raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
-    if (kind := plain_type(base_layer(head))) is not nn.Linear:
+    kind = plain_type(base_layer(head))
+    if kind is not nn.Linear:
         raise UserError(f"{name} is not supported: its output head is a {kind.__name__}, not a linear layer")
     return backbone, head
 
@@ -104,7 +108,11 @@ def scalar_parts(model: nn.Module) -> tuple[Any, Any]:
 
 def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
     """[N] float32 (float64 for a float64 head): hidden [N, D] times the head's weights [1, D]."""
-    values: Tensor = head(hidden) if is_sharded(head) else exact_product(hidden, head.weight)
+    values: Tensor
+    if is_sharded(head):
+        values = head(hidden)
+    else:
+        values = exact_product(hidden, head.weight)
     return values
 
 

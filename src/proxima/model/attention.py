@@ -299,7 +299,10 @@ def flash_path(heads: Collection[int], device: torch.device, dtype: torch.dtype)
         return "flash3"
     from torch.nn.attention.varlen import varlen_attn
 
-    return "varlen" if "window_size" in inspect.signature(varlen_attn).parameters else None  # torch 2.11
+    # torch 2.11
+    if "window_size" in inspect.signature(varlen_attn).parameters:
+        return "varlen"
+    return None
 
 
 def head_sizes(model: nn.Module) -> list[int]:

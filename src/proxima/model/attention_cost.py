@@ -13,4 +13,6 @@ def pair_cost(config: Any) -> float:
     See `PassFlops` for what is not taken into account; 0 for a model whose config names no heads.
     """
     flops = pass_flops(config)
-    return flops.pair / (flops.token + flops.row) if flops.pair else 0.0
+    if flops.pair:
+        return flops.pair / (flops.token + flops.row)
+    return 0.0

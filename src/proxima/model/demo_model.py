@@ -56,7 +56,8 @@ def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
         return folder
     if folder.exists():
         raise UserError(f"{folder} holds another model than the demo's", remedy=f"move it away, or {OWN_MODEL}")
-    if reason := missing_reader():
+    reason = missing_reader()
+    if reason:
         raise FieldError("model.path", str(folder), reason)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder.parent):

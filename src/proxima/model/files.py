@@ -55,7 +55,8 @@ def is_adapter(path: str) -> bool:
     place = Path(path).expanduser()
     if not (place / ADAPTER_CONFIG).is_file():
         return False
-    if weights := sorted(file.name for file in place.glob("model*.safetensors")):
+    weights = sorted(file.name for file in place.glob("model*.safetensors"))
+    if weights:
         remedy = "move one of them to a separate folder"
         raise FieldError(
             "model.path", path, f"has both an adapter ({ADAPTER_CONFIG}) and a model ({weights[0]})", remedy=remedy
@@ -75,7 +76,9 @@ def local_place(path: str, revision: str | None) -> Path | None:
         cached = try_to_load_from_cache(path, "config.json", revision=revision)
     except HFValidationError:
         return None
-    return Path(cached).parent if isinstance(cached, str) else None
+    if isinstance(cached, str):
+        return Path(cached).parent
+    return None
 
 
 def require_hub_name(path: str) -> None:
@@ -83,7 +86,10 @@ def require_hub_name(path: str) -> None:
     if looks_like_hub_name(path):
         return
     place = Path(path).expanduser()
-    where = "" if place.is_absolute() else ": a path is relative to the current folder"
+    if place.is_absolute():
+        where = ""
+    else:
+        where = ": a path is relative to the current folder"
     near = did_you_mean(place)
     there = two_readings(path)
     remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
@@ -144,7 +150,9 @@ def unreachable() -> str | None:
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
-    return None if hub_is_reachable() else f"{urlparse(constants.ENDPOINT).hostname} has no address"
+    if hub_is_reachable():
+        return None
+    return f"{urlparse(constants.ENDPOINT).hostname} has no address"
 
 
 def hub_is_reachable() -> bool:
@@ -186,7 +194,10 @@ def base_of(path: str) -> BaseModel:
     if not isinstance(base, str) or not base:
         remedy = "write the path of its base there"
         raise FieldError("model.path", path, f"names no base_model_name_or_path in {ADAPTER_CONFIG}", remedy=remedy)
-    recorded = read_json(path, place / BASE) if (place / BASE).is_file() else {}
+    if (place / BASE).is_file():
+        recorded = read_json(path, place / BASE)
+    else:
+        recorded = {}
     return BaseModel(
         path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})
     )
@@ -217,9 +228,13 @@ def read_json(path: str, file: Path, field_name: str = "model.path") -> dict[str
 def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
     looked up in the cache. For an adapter's folder they include its base's weights, as `base NAME`."""
-    if (place := local_place(path, revision)) is None:
+    place = local_place(path, revision)
+    if place is None:
         return {}
-    files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES) if place.is_dir() else [place]
+    if place.is_dir():
+        files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES)
+    else:
+        files = [place]
     hashes = {file.name: _sha_now(file) for file in files if file.is_file()}
     return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
 
@@ -283,7 +298,12 @@ def _is_token(value: Any) -> bool:
 
 
 def _is_template(value: Any) -> bool:
-    named = value if isinstance(value, list) else [value] if isinstance(value, dict) and "template" in value else []
+    if isinstance(value, list):
+        named = value
+    elif isinstance(value, dict) and "template" in value:
+        named = [value]
+    else:
+        named = []
     if isinstance(value, dict) and not named:
         return all(isinstance(text, str) for text in value.values())
     parts = [part.get(key) if isinstance(part, dict) else None for part in named for key in ("name", "template")]
@@ -362,7 +382,8 @@ def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None
         file = folder / name
         if file.is_file():
             facts = file.stat()
-            if problem := _problem(file, rules, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)):
+            problem = _problem(file, rules, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns))
+            if problem:
                 raise FieldError("model.path", path, problem, remedy=REMEDY)
     template = folder / "chat_template.jinja"
     if template.is_file() and (problem := _unreadable(template)):
@@ -407,7 +428,9 @@ def _partial(file: Path, size: int, modified: int) -> str | None:
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return "is no safetensors file: its header is damaged"
     whole = 8 + length + max(ends, default=0)
-    return None if size == whole else f"has {size:,} bytes in the place of {whole:,}"
+    if size == whole:
+        return None
+    return f"has {size:,} bytes in the place of {whole:,}"
 
 
 @lru_cache(maxsize=1024)

@@ -76,9 +76,15 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
         return None
     x = model.embed_tokens(batch.tokens)
     responses = _WholeResponses.of(batch)
-    position = batch.position if responses is None else batch.position[responses.rows]
+    if responses is None:
+        position = batch.position
+    else:
+        position = batch.position[responses.rows]
     cos, sin = (turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, position[None]))
-    layout = (batch.edges, batch.parents) if responses is None else (responses.edges, responses.parents)
+    if responses is None:
+        layout = (batch.edges, batch.parents)
+    else:
+        layout = (responses.edges, responses.parents)
     edges, parents = (torch.tensor(each, dtype=torch.long) for each in layout)
     heads, kv_heads = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
     segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
@@ -264,7 +270,10 @@ class _PackedAttention(torch.autograd.Function):
         qkv, out, log_sum, query_norm, key_norm = ctx.saved_tensors
         turns = ctx.turns._replace(query_norm=query_norm, key_norm=key_norm)
         grad_qkv, norms = ctx.kernels.attention_backward(qkv, turns, ctx.segments, out, log_sum, grad.contiguous())
-        of_norms = (None, None) if norms is None else norms.unbind(0)
+        if norms is None:
+            of_norms = (None, None)
+        else:
+            of_norms = norms.unbind(0)
         return grad_qkv, *of_norms, None, None, None
 
 
@@ -305,7 +314,10 @@ class _FusedLogProb(torch.autograd.Function):
         w = _whole_lanes(weight)
         vocabulary = len(weight)
         log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
-        entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
+        if want_entropy:
+            entropy = torch.empty_like(temperature)
+        else:
+            entropy = temperature.new_empty(0)
         ctx.logits = None
         for at in range(0, len(h), chunk):
             span = slice(at, at + chunk)
@@ -330,7 +342,9 @@ class _FusedLogProb(torch.autograd.Function):
         h, w, target, temperature, log_z, entropy = ctx.saved_tensors
         kernels: TrainKernels = ctx.kernels
         grad_h = torch.zeros(h.shape)
-        grad_w = torch.empty(w.shape) if ctx.needs_input_grad[1] else None
+        grad_w = None
+        if ctx.needs_input_grad[1]:
+            grad_w = torch.empty(w.shape)
         of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
         turned = kernels.transposed(h)
         grad = grad.contiguous()

@@ -108,7 +108,10 @@ def left_out_note(names: Sequence[str]) -> str | None:
     """Says which weights are left out; None if there are none."""
     if not names:
         return None
-    which = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    if len(names) == 1:
+        which = names[0]
+    else:
+        which = f"{names[0]} to {names[-1]}"
     return f"{len(names):,} weights of the model's files are not used, and left out of what is written: {which}"
 
 

@@ -117,7 +117,8 @@ def _load_plain(
 ) -> LoadedModel:
     """`load` without adapters."""
     config = load_config(path, revision)
-    if scorer := next((x for x in config.architectures or () if "Classification" in x), None):
+    scorer = next((x for x in config.architectures or () if "Classification" in x), None)
+    if scorer:
         remedy = "give a language model, such as the one that it was trained from"
         raise FieldError("model.path", path, f"is a {scorer}, which scores text and can't generate it", remedy=remedy)
     quantization: Any = None

@@ -110,7 +110,10 @@ def token_log_prob(
         exact = torch.promote_types(hidden.dtype, torch.float32)
         temperature = torch.full(hidden.shape[:1], float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        compute = torch.get_autocast_dtype(kind)
+    else:
+        compute = hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute, fused)
     if part is not None and mask is not None:
         mask = part.local_mask(mask)
@@ -130,7 +133,10 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
     `echo`: all values of the others, which no loss or metric reads, are 0. For a batch without such a token one row is
     run, so that every rank joins the passes of a sharded head."""
     count = max(1, sum(batch.sampled_of) + batch.echo_tokens)
-    read = batch.sampled if batch.echo is None else batch.sampled | (batch.echo > 0)
+    if batch.echo is None:
+        read = batch.sampled
+    else:
+        read = batch.sampled | (batch.echo > 0)
     rows = torch.argsort((~read).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
     others = None if others is None else others[rows]
@@ -169,8 +175,14 @@ class _BlockwiseLogProb(torch.autograd.Function):
             b = None if bias is None else bias.to(compute)
             log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
-            masked_z = log_z if mask is None else torch.empty_like(log_z)
-            entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
+            if mask is None:
+                masked_z = log_z
+            else:
+                masked_z = torch.empty_like(log_z)
+            if want_entropy:
+                entropy = torch.empty_like(log_z)
+            else:
+                entropy = log_z.new_zeros(0)
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             near, far = (target, others) if part is None else part.rows_of(target, others)
             for at in range(0, len(h), chunk):
@@ -188,7 +200,8 @@ class _BlockwiseLogProb(torch.autograd.Function):
             if part is not None:
                 own_z = log_z
                 log_z, masked_z, log_prob = part.log_prob(log_z, masked_z, log_prob, target)
-                entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
+                if want_entropy:
+                    entropy = part.entropy(entropy, own_z, log_z)
                 more = more if others is None else part.values_of(others, more) - log_z[:, None]
         ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
         read = entropy if entropy_gradient else log_z.new_zeros(0)
@@ -211,7 +224,10 @@ class _BlockwiseLogProb(torch.autograd.Function):
         grad_log_prob, grad_entropy, grad_others = grads
         mask: PackedSamplingMask | None = ctx.mask
         part: VocabularyPart | None = ctx.part
-        total = grad_log_prob if mask is None else grad_log_prob.masked_fill(mask.present, 0.0)
+        if mask is None:
+            total = grad_log_prob
+        else:
+            total = grad_log_prob.masked_fill(mask.present, 0.0)
         total = total if others is None else total + grad_others.sum(1)
         grad_target = grad_log_prob
         if part is not None:
@@ -221,22 +237,32 @@ class _BlockwiseLogProb(torch.autograd.Function):
         columns = _HeadRows(
             temperature, log_z, target, grad_target, total, entropy, grad_entropy, others, grad_others, ctx.fused
         )
-        differentiate = compiled(_differentiated) if ctx.fused else _differentiated
+        if ctx.fused:
+            differentiate = compiled(_differentiated)
+        else:
+            differentiate = _differentiated
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
             grad_h = torch.empty_like(hidden)
-            grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not len(h) else None
+            grad_w = None
+            if ctx.needs_input_grad[1] and not len(h):
+                grad_w = torch.zeros_like(weight)
             # sums over chunks are in float32 at least, also where the weights are in bfloat16
             exact = torch.promote_types(weight.dtype, torch.float32)
             several = len(h) > ctx.chunk
-            grad_b = torch.zeros_like(bias, dtype=exact) if bias is not None and ctx.needs_input_grad[2] else None
+            grad_b = None
+            if bias is not None and ctx.needs_input_grad[2]:
+                grad_b = torch.zeros_like(bias, dtype=exact)
             for at in range(0, len(h), ctx.chunk):
                 span = slice(at, at + ctx.chunk)
                 d = F.linear(h[span], w, b)  # logits, overwritten block by block with their gradient
                 for rows in _blocks(d, at, ctx.fused):
                     block = d[rows.start - at : rows.stop - at]
-                    sets = None if mask is None else (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
+                    if mask is None:
+                        sets = None
+                    else:
+                        sets = (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
                     of_bias = differentiate(block, columns.of(rows), sets, grad_b is not None)
                     if grad_b is not None and of_bias is not None:
                         grad_b += of_bias
@@ -251,7 +277,10 @@ class _BlockwiseLogProb(torch.autograd.Function):
                     del product
                 del d
             grad_w = None if grad_w is None else grad_w.to(weight.dtype)
-            grad_b = None if grad_b is None or bias is None else grad_b.to(bias.dtype)
+            if grad_b is None or bias is None:
+                grad_b = None
+            else:
+                grad_b = grad_b.to(bias.dtype)
         return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 11
 
 
@@ -289,11 +318,17 @@ def _measured(
     logits = _exact(logits, temperature)
     top = logits.amax(dim=1)
     logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
-    masked = None if sets is None else sets[0].of(logits, sets[1])
+    if sets is None:
+        masked = None
+    else:
+        masked = sets[0].of(logits, sets[1])
     p = logits.exp()
     total = p.sum(dim=1)
     log_total = total.log()
-    masked_total = log_total if masked is None else masked.logsumexp(log_total)
+    if masked is None:
+        masked_total = log_total
+    else:
+        masked_total = masked.logsumexp(log_total)
     log_prob = logits.gather(1, target[:, None]).squeeze(1) - masked_total
     more = entropy = None
     if others is not None:
@@ -313,7 +348,10 @@ def _differentiated(
     log_p = _exact(logits, columns.temperature).sub_(columns.log_z[:, None])
     g_all = columns.grad_all[:, None].to(log_p.dtype)
     g_near = columns.grad_target[:, None].to(log_p.dtype)
-    masked = None if sets is None else sets[0].of(log_p, sets[1])
+    if sets is None:
+        masked = None
+    else:
+        masked = sets[0].of(log_p, sets[1])
     if columns.entropy.numel():
         p = log_p.exp()
         of_entropy = log_p.add_(columns.entropy[:, None]).mul_(columns.grad_entropy[:, None])
@@ -342,7 +380,10 @@ def _differentiated(
 def _blocks(logits: Tensor, start: int, whole: bool) -> Iterator[slice]:
     """The rows, from `start` on, that are processed together: on a CPU `ROWS` of them, so that they stay in the cache,
     unless the `whole` is one call."""
-    step = ROWS if logits.device.type == "cpu" and not whole else max(1, len(logits))
+    if logits.device.type == "cpu" and not whole:
+        step = ROWS
+    else:
+        step = max(1, len(logits))
     end = start + len(logits)
     for at in range(start, end, step):
         yield slice(at, min(end, at + step))
@@ -386,7 +427,10 @@ def top_k_log_prob(
         vocabulary: only ids below it are considered; the log-probs are still normalised over all rows of `weight`.
     """
     kind = hidden.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        compute = torch.get_autocast_dtype(kind)
+    else:
+        compute = hidden.dtype
     with torch.autocast(kind, enabled=False):
         h, w = hidden.to(compute), weight.to(compute)
         b = None if bias is None else bias.to(compute)
@@ -395,7 +439,10 @@ def top_k_log_prob(
         ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
         top = torch.full_like(ids, -torch.inf, dtype=exact)
         first, near = (0, target) if part is None else (part.start, part.local(target))
-        within = len(weight) if vocabulary is None else min(max(0, vocabulary - first), len(weight))
+        if vocabulary is None:
+            within = len(weight)
+        else:
+            within = min(max(0, vocabulary - first), len(weight))
         own = min(k, within)  # fewer than k only of a part
         for at in range(0, len(hidden), chunk):
             span = slice(at, at + chunk)
@@ -428,7 +475,10 @@ def log_sum_square(
     draws at a position agree; draws are from `mask` where it is given. Args: as `token_log_prob`, temperature [N]. It
     costs one more product with the head."""
     kind = hidden.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    if torch.is_autocast_enabled(kind):
+        compute = torch.get_autocast_dtype(kind)
+    else:
+        compute = hidden.dtype
     with torch.autocast(kind, enabled=False):
         h = hidden.to(compute)
         w = weight.to(compute)

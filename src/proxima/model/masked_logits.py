@@ -50,7 +50,10 @@ class PackedSamplingMask:
         lengths = self.cu[start : end + 1].diff()
         ids = self.ids[self.edges[start] : self.edges[end]]
         row = torch.repeat_interleave(torch.arange(len(block), device=ids.device), lengths, output_size=len(ids))
-        elsewhere = None if self.source is None else self.present[start:end] & (lengths == 0)
+        if self.source is None:
+            elsewhere = None
+        else:
+            elsewhere = self.present[start:end] & (lengths == 0)
         return MaskedLogits(ids, row, lengths, block[row, ids], elsewhere)
 
 
@@ -82,6 +85,9 @@ class MaskedLogits:
             otherwise = otherwise.masked_fill(self.elsewhere, -torch.inf)
         values = self.values if scale == 1 else scale * self.values
         top = otherwise.scatter_reduce(0, self.row, values, "amax", include_self=False)
-        exact = values if values.device.type == "mps" else values.double()
+        if values.device.type == "mps":
+            exact = values
+        else:
+            exact = values.double()
         total = torch.segment_reduce((exact - top[self.row]).exp(), "sum", lengths=self.lengths, unsafe=True)
         return torch.where(self.lengths > 0, top + total.log().to(top.dtype), otherwise)

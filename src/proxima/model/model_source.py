@@ -123,14 +123,18 @@ class ModelSource:
     def identity(self) -> dict[str, str]:
         """The inputs that determine the log-probs of its weights, without an adapter: hashes of its files, and
         settings, by name. Empty if the files are not known."""
-        if not (files := model_files(self.path, self.revision)):
+        files = model_files(self.path, self.revision)
+        if not files:
             return {}
         names = ("path", "dtype", "compute_dtype", "attention", "share_prompt")
         settings = {name: str(getattr(self, name)) for name in names}
         settings["log_prob_chunk"] = str(
             self.log_prob_chunk or ROWS_ON_CPU
         )  # on a GPU its memory decides: see `device`
-        adapter = {} if self.lora is None else {"base of an adapter": "off"}
+        if self.lora is None:
+            adapter = {}
+        else:
+            adapter = {"base of an adapter": "off"}
         settings["compute_dtype"] = str(self._computes_in).removeprefix("torch.")
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
 
@@ -142,7 +146,10 @@ class ModelSource:
         """Path, revision and adapters to load. A checkpoint has the whole model in `saved`, or only its adapter."""
         if saved is not None and self.lora is None:
             return saved, None, None
-        lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
+        if self.lora is None or saved is None:
+            lora = self.lora
+        else:
+            lora = replace(self.lora, path=saved)
         return self.path, self.revision, lora
 
     def _pass_settings(self) -> PassSettings:

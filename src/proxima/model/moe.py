@@ -133,7 +133,9 @@ class RoutingPass:
         """The outputs that the pass adds to `TokenOutputs`."""
         own = self.balance(batch) if "expert_load" in needs else {}
         own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
-        return own if self.given is None else own | {"route_counts": self.counts(batch)}
+        if self.given is None:
+            return own
+        return own | {"route_counts": self.counts(batch)}
 
     def chosen(self) -> Tensor:
         """[L, M, K] int8, or int16 for more than 128 experts: those that each token was sent to."""
@@ -214,7 +216,10 @@ def _grouped_in_autocast(experts: Any, hidden: Tensor, top_k_index: Tensor, top_
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        own = experts.weights if isinstance(experts, OtherWeights) else dict(experts.named_parameters(recurse=False))
+        if isinstance(experts, OtherWeights):
+            own = experts.weights
+        else:
+            own = dict(experts.named_parameters(recurse=False))
         lowered = {name: weight.to(dtype) for name, weight in own.items()}
         experts = OtherWeights(experts, lowered)
     return grouped_mm_experts_forward(experts, hidden, top_k_index, top_k_weights)

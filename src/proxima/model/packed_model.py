@@ -114,7 +114,10 @@ class PackedModel:
         self.longest = fix_positions(self.model, None, loaded.max_length)  # tokens; None: not limited
         proof = proof_of(self.model)
         sharding = loaded.sharding
-        split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
+        # of tokens between ranks
+        split = None
+        if sharding is not None and sharding.context_parallel > 1:
+            split = sharding
         path = proof.attention(attention, recompute=gradient_checkpointing)
         if attention == "auto" and path == "packed" and loaded.images is None:
             path = flash_path(head_sizes(self.model), self.device, compute_dtype) or path
@@ -200,7 +203,10 @@ class PackedModel:
         if not is_sharded(model):
             return function(batch)
         try:
-            run_all = function if self.context is None else partial(self.context.run, function)
+            if self.context is None:
+                run_all = function
+            else:
+                run_all = partial(self.context.run, function)
             return model.packed_pass(partial(run_all, batch))
         except BaseException:
             model.reset_iter_state()
@@ -235,8 +241,14 @@ class PackedModel:
 
     def hidden(self, batch: PackedBatch, routing: RoutingPass | None = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
-        images = None if self.images is None else self.images.of_batch(batch)
-        compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
+        if self.images is None:
+            images = None
+        else:
+            images = self.images.of_batch(batch)
+        if self.context is None:
+            compute = ATTENTION[self.attention]
+        else:
+            compute = self.context.hidden
         return compute(self.backbone, batch, routing or self.routing(batch), images)
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> RoutingPass | None:

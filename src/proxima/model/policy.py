@@ -54,7 +54,9 @@ class Policy(PackedModel):
         yield from chain(super().named_parameters(), of_head)
 
     def roots(self) -> list[Any]:
-        return super().roots() if self.value_head is None else [*super().roots(), self.value_head]
+        if self.value_head is None:
+            return super().roots()
+        return [*super().roots(), self.value_head]
 
     def values_of(self, hidden: Tensor) -> Tensor:
         if self.value_head is None:
@@ -74,7 +76,10 @@ class Policy(PackedModel):
         An empty batch (no response tokens) gives empty outputs.
         """
         if len(batch.target) == 0:
-            bucket = None if batch.bucket_token is None else batch.bucket_token.float()
+            if batch.bucket_token is None:
+                bucket = None
+            else:
+                bucket = batch.bucket_token.float()
             return replace(self._nothing(needs), bucket_log_prob=bucket)
         return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
 
@@ -93,7 +98,10 @@ class Policy(PackedModel):
                 chunk=self.log_prob_chunk,
                 fused=self.compiles,
             )
-        of_routers = {} if routing is None else routing.outputs(batch, needs)
+        if routing is None:
+            of_routers = {}
+        else:
+            of_routers = routing.outputs(batch, needs)
         others = outputs.others
         split = 0 if batch.top_k is None else batch.top_k.shape[1]
         return {
@@ -141,4 +149,6 @@ def _sampling_mask(batch: PackedBatch) -> PackedSamplingMask | None:
 def _joined(*ids: Tensor | None) -> Tensor | None:
     """The given columns of token ids, joined side by side."""
     present = [columns for columns in ids if columns is not None]
-    return torch.cat(present, 1) if len(present) > 1 else next(iter(present), None)
+    if len(present) > 1:
+        return torch.cat(present, 1)
+    return next(iter(present), None)

@@ -60,7 +60,9 @@ def fixed_length_of(config: Any, max_length: int | None) -> int | None:
     alone."""
     text = config.get_text_config()
     limit = context_limit(text)
-    return min(max_length or limit, limit) if depends_on_length(text) else None
+    if depends_on_length(text):
+        return min(max_length or limit, limit)
+    return None
 
 
 def require_known_length(config: Any, longest: int | None, field: str) -> None:
@@ -126,8 +128,12 @@ def _factors(module: Any, layer_type: str | None, length: int) -> tuple[Tensor, 
     """Inverse frequencies and scale of attention for sequences of this length."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
-    more = {} if layer_type is None else {"layer_type": layer_type}
+    if layer_type is None:
+        kind = module.rope_type
+        more = {}
+    else:
+        kind = module.rope_type[layer_type]
+        more = {"layer_type": layer_type}
     cpu = torch.device("cpu")
     factors: tuple[Tensor, Any] = ROPE_INIT_FUNCTIONS[kind](module.config, cpu, seq_len=length, **more)
     return factors

@@ -49,7 +49,9 @@ def compute_dtype(name: str, device: str | torch.device, weights: torch.dtype = 
     """
     if name != "auto":
         return DTYPES[name]
-    return torch.bfloat16 if weights == torch.bfloat16 else DTYPES[dtype_choice(str(device)).dtype]
+    if weights == torch.bfloat16:
+        return torch.bfloat16
+    return DTYPES[dtype_choice(str(device)).dtype]
 
 
 def dtype_choice(device: str) -> DtypeChoice:

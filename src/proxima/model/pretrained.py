@@ -147,7 +147,8 @@ def read_auxiliary_model(
     """
     with renamed("model.path", field):
         other = UnloadedModel.read(path, revision)
-    if problem := _vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
+    problem = _vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab())
+    if problem:
         raise FieldError(field, path, problem, remedy=remedy)
     return other
 
@@ -188,7 +189,9 @@ def stop_tokens_of(generation: Any, config: Any, tokenizer: Any) -> tuple[int, .
     of the assistant, which base models, and some others, lack in their files."""
     own = own_stop_tokens(generation, config, tokenizer)
     end = turn_end(tokenizer)
-    return own if end is None or end.token is None else tuple(dict.fromkeys((*own, end.token)))
+    if end is None or end.token is None:
+        return own
+    return tuple(dict.fromkeys((*own, end.token)))
 
 
 def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
@@ -265,7 +268,8 @@ def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | No
     check_path(path)
     if not Path(path).expanduser().exists():
         require_found(path, revision)
-        if (cached := local_place(path, revision)) is not None:
+        cached = local_place(path, revision)
+        if cached is not None:
             check_model_files(path, cached, complete=False)  # what is missing is downloaded
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
@@ -312,7 +316,11 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
 
     config: Any = load_config(path, revision)
     scores = any("SequenceClassification" in name for name in config.architectures or ())
-    kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
+    kind: Any
+    if scores:
+        kind = AutoModelForSequenceClassification
+    else:
+        kind = reader_of(config)
     try:
         with torch.device("meta"):
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)

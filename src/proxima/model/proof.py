@@ -195,7 +195,8 @@ class Proof:
         tokens = some_ids(self.twin, LONGEST, 1)
         whole = self.own_logits(tokens).log_softmax(-1)
         for length in PREFIXES:
-            if problem := off(self.own_logits(tokens[:length]).log_softmax(-1), whole[:length]):
+            problem = off(self.own_logits(tokens[:length]).log_softmax(-1), whole[:length])
+            if problem:
                 raise self.refused(f"its log-probs depend on tokens that follow: {problem}")
 
     def problem(self, attention: str, *, recompute: bool = False) -> str | None:
@@ -270,7 +271,9 @@ class Proof:
             problem = self.problem("packed", recompute=recompute)
             return f"packed does not keep the sequences of a {self.name} apart ({problem})"
         kept = "it keeps the sequences of a batch apart, as a small copy of the model shows"
-        return f"{kept}, and {why_flash(attention, device)}" if attention in FLASH else kept
+        if attention in FLASH:
+            return f"{kept}, and {why_flash(attention, device)}"
+        return kept
 
 
 def sequences(twin: Any) -> list[Trajectory]:
@@ -300,7 +303,9 @@ def off(ours: Tensor, expected: Tensor) -> str | None:
     if ours.shape != expected.shape:
         return f"{list(ours.shape)} outputs in place of {list(expected.shape)}"
     error = float((ours - expected).abs().max())
-    return None if error <= TOLERANCE else f"off by {error:.2g} nats"
+    if error <= TOLERANCE:
+        return None
+    return f"off by {error:.2g} nats"
 
 
 def reason_of(error: Exception) -> str:
@@ -308,4 +313,6 @@ def reason_of(error: Exception) -> str:
     said = str(error).strip().splitlines()
     if isinstance(error, UserError):
         return error.reason.removesuffix(".")
-    return f"{type(error).__name__}: {said[0][:160]}" if said else type(error).__name__
+    if said:
+        return f"{type(error).__name__}: {said[0][:160]}"
+    return type(error).__name__

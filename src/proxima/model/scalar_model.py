@@ -54,7 +54,8 @@ class ScalarModel(PackedModel):
         Raises:
             ValueError: `needs` names something else.
         """
-        if other := needs - {"value"}:
+        other = needs - {"value"}
+        if other:
             raise ValueError(f"a scalar model gives values alone, not {', '.join(sorted(other))}")
         return TokenOutputs(value=self.values(batch))
 
@@ -86,7 +87,10 @@ def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
     """
     start = batch.cu_seqlens[:-1]
     end = batch.cu_seqlens[1:]
-    counted = torch.ones_like(batch.target, dtype=torch.bool) if pad is None else batch.target != pad
+    if pad is None:
+        counted = torch.ones_like(batch.target, dtype=torch.bool)
+    else:
+        counted = batch.target != pad
     counted.index_fill_(0, end - 1, False)  # the sentinel; an assignment would wait for the device
     after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
     index = torch.arange(len(start), device=start.device)
@@ -224,7 +228,9 @@ def score_normalization(config: Any) -> tuple[float, float] | None:
     """Mean and standard deviation of the scores on the held-out completions of the training, from a model's config;
     None without them."""
     moments = optional_attribute(config, NORMALIZATION)
-    return None if moments is None else (float(moments["mean"]), float(moments["std"]))
+    if moments is None:
+        return None
+    return (float(moments["mean"]), float(moments["std"]))
 
 
 def set_score_normalization(config: Any, mean: float, std: float) -> None:
@@ -242,4 +248,6 @@ def _neutral_pad(tokenizer: Any, config: TextConfig) -> int | None:
     stop = {tokenizer.eos_token_id, *(config.eos if isinstance(config.eos, list) else [config.eos])}
     padding = config.pad
     special = (i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in stop)
-    return next(special, padding) if padding is None or padding in stop else padding
+    if padding is None or padding in stop:
+        return next(special, padding)
+    return padding

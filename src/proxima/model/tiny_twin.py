@@ -114,7 +114,10 @@ def _drawn(kind: Any, config: Any) -> Any:
         decoder = {id(buffer) for buffer in twin.base_model.buffers()}
         for tensor in (*twin.parameters(), *(buffer for buffer in twin.buffers() if id(buffer) not in decoder)):
             if tensor.is_floating_point():
-                spread = 1.2 / math.sqrt(max(tensor.shape[-1], 16)) if tensor.dim() > 1 else 0.05
+                if tensor.dim() > 1:
+                    spread = 1.2 / math.sqrt(max(tensor.shape[-1], 16))
+                else:
+                    spread = 0.05
                 tensor += spread * torch.randn(tensor.shape)
     return twin
 
@@ -136,10 +139,16 @@ def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]
     depth_name = names.get("num_hidden_layers", "num_hidden_layers")
     fields = {name: value for name, value in fields.items() if name not in DROPPED}
     depth = fields.get(depth_name)
-    layers = _representative(fields, depth) if isinstance(depth, int) else []
+    if isinstance(depth, int):
+        layers = _representative(fields, depth)
+    else:
+        layers = []
     small: dict[str, Any] = {}
     rows = fields.get(names.get("vocab_size", "vocab_size"))
-    vocabulary = min(rows, VOCABULARY) if isinstance(rows, int) and rows > 0 else VOCABULARY
+    if isinstance(rows, int) and rows > 0:
+        vocabulary = min(rows, VOCABULARY)
+    else:
+        vocabulary = VOCABULARY
     for name, value in fields.items():
         part = vars(config).get(name)
         if name == "per_layer_config" and value:

@@ -194,7 +194,9 @@ def _rope_read(config: Any, fields: Mapping[str, Any]) -> Any:
     except Exception:  # of any kind, from the checks of a family
         return None
     # `type` is the older name of `rope_type`, which is beside it
-    return {name: value for name, value in rope.items() if name != "type"} if isinstance(rope, dict) else None
+    if isinstance(rope, dict):
+        return {name: value for name, value in rope.items() if name != "type"}
+    return None
 
 
 def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,7 +204,10 @@ def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     base, local_base = OLDER_BASES.get(kind, BASES)
     nested = any(isinstance(part, dict) for part in rope.values()) and "rope_theta" not in rope
     whole = rope.get("full_attention") or {} if nested else rope
-    window = rope.get("sliding_attention") or {} if nested else {}
+    if nested:
+        window = rope.get("sliding_attention") or {}
+    else:
+        window = {}
     older = {base: whole.get("rope_theta")}
     if local_base is not None and "rope_theta" in window:
         older[local_base] = window["rope_theta"]
@@ -221,7 +226,10 @@ def _write_generation(generation: Any, files: InputFiles | None, folder: Path) -
     """Write generation_config.json: the input's, unless the run changed it."""
     from transformers import GenerationConfig
 
-    file = None if files is None else files.settings.get(GENERATION)
+    if files is None:
+        file = None
+    else:
+        file = files.settings.get(GENERATION)
     if file is not None:
         content = read_whole(file)
         if _generation_fields(GenerationConfig.from_dict(load_json(content))) == _generation_fields(generation):

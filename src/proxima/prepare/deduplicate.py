@@ -78,7 +78,8 @@ class Deduplicator:
         if not isinstance(raw.answer, (str, int, float)) or isinstance(raw.answer, bool):
             return self._list_unreadable(row, "has an answer that is neither text nor number")
         raw_hash = text_hash(f"{raw.answer}\0{raw.question}")
-        if (entry := self._cache.get(raw_hash)) is None:
+        entry = self._cache.get(raw_hash)
+        if entry is None:
             answer, reason = self._canonical(raw.answer)
             if answer is None:
                 return self._list_unreadable(row, f"has an answer that {reason}")
@@ -100,7 +101,10 @@ class Deduplicator:
         shown = {"question": utf8(strip_instructions(raw.question)), "answer": _excerpt(raw.answer), "reason": reason}
         key = text_hash(json.dumps([*shown.values()]))
         if key not in self._unreadable:
-            text = {**shown, "file": row.file, "row": row.row} if len(self._unreadable) < LISTED else {}
+            if len(self._unreadable) < LISTED:
+                text = {**shown, "file": row.file, "row": row.row}
+            else:
+                text = {}
             self._unreadable[key] = text | {"rows": 0}
         self._unreadable[key]["rows"] += 1
 
@@ -131,7 +135,10 @@ class Deduplicator:
             repeats = sum(answers.values())
             most, rows = max(entries.values(), key=lambda entry: entry[1])
             majority = most if 2 * rows > repeats else None
-            kept = first if len(answers) == 1 else {"drop": None, "first": first, "majority": majority}[self._rule]
+            if len(answers) == 1:
+                kept = first
+            else:
+                kept = {"drop": None, "first": first, "majority": majority}[self._rule]
             yield UniqueQuestion(kept, repeats, answers, first.question)
 
 
@@ -146,4 +153,6 @@ def _comparable(answer: str) -> str:
 
 
 def _excerpt(answer: Any) -> Any:
-    return answer if answer is None or isinstance(answer, (bool, int, float)) else utf8(str(answer))[-200:]
+    if answer is None or isinstance(answer, (bool, int, float)):
+        return answer
+    return utf8(str(answer))[-200:]

@@ -63,14 +63,20 @@ def locate_files(
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
         return SourceFiles("files", given, None, part.license, _local(given, subset, part))
     by_name = {hub.name: hub for hub in part.hubs}
-    hubs = part.hubs if given is None else (by_name.get(given, Hub(given)),)
+    if given is None:
+        hubs = part.hubs
+    else:
+        hubs = (by_name.get(given, Hub(given)),)
     problems = []
     for hub in hubs:
         try:
             return _from_hub(hub if subset is None else Hub(hub.name, (subset,), hub.license), part, revision)
         except DataNotFound as problem:
             problems.append(str(problem))
-    others = "" if len(hubs) == 1 else f" (nor {', '.join(hub.name for hub in hubs[1:])})"
+    if len(hubs) == 1:
+        others = ""
+    else:
+        others = f" (nor {', '.join(hub.name for hub in hubs[1:])})"
     command = f"hf download --repo-type dataset {hubs[0].name}"
     copy = "give a copy with --from PATH (Parquet, JSON Lines, JSON or CSV)"
     remedy = f"{copy}, or download it where there is a network: {command}"
@@ -89,7 +95,10 @@ def _local(given: str, subset: str | None, part: Part) -> BySide:
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
             raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
         return _sides(_found(place, () if subset is None else (subset,), given), part, given)
-    paths = [place] if place.is_file() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+    if place.is_file():
+        paths = [place]
+    else:
+        paths = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
         raise UserError(message, remedy="write a pattern such as 'data/*.parquet'")

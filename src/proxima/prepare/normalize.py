@@ -79,7 +79,9 @@ def aime(raw: Any) -> Canonical:
     text, reason = integer(raw)
     if text is None:
         return None, reason
-    return (text, "") if 0 <= int(text) <= 999 else (None, "is not in 0 … 999")
+    if 0 <= int(text) <= 999:
+        return (text, "")
+    return (None, "is not in 0 … 999")
 
 
 def after_hashes(raw: Any) -> Canonical:
@@ -104,14 +106,18 @@ def expression(raw: Any) -> Canonical:
     if not text:
         return None, "is empty"
     unescaped = text.replace("\\{", "").replace("\\}", "")
-    return (text, "") if unescaped.count("{") == unescaped.count("}") else (None, "has braces that don't match")
+    if unescaped.count("{") == unescaped.count("}"):
+        return (text, "")
+    return (None, "has braces that don't match")
 
 
 def _number_text(number: Decimal) -> str:
     """`70000`, `-5`, `0.5`: no exponent, no trailing zeros."""
     if number == number.to_integral_value() and number.adjusted() < _MAX_DIGITS:
         return str(int(number))
-    return format(number.normalize(), "f") if abs(number.adjusted()) < _MAX_DIGITS else str(number)
+    if abs(number.adjusted()) < _MAX_DIGITS:
+        return format(number.normalize(), "f")
+    return str(number)
 
 
 ANSWERS = {"after_hashes": after_hashes, "aime": aime, "expression": expression, "integer": integer}

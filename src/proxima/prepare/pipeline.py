@@ -94,7 +94,10 @@ def prepare(
         write_card(folder, card)
     written = card["outputs"].get("test.parquet")
     questions = [item.question for item, _ in outcome.kept["test"]]
-    own_test = None if written is None else EvalSet(out.name, questions, written["sha256"])
+    if written is None:
+        own_test = None
+    else:
+        own_test = EvalSet(out.name, questions, written["sha256"])
     return PreparedFolder(out, card, own_test, tuple(_notes(part, source, card)))
 
 
@@ -163,7 +166,8 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
     # the number of training questions with an n-gram is known only after all were compared
     matches_of_rows = [overlap.find(item.question, count=not test) for item, _, test in training]
     for (item, repeats, test), matches in zip(training, matches_of_rows, strict=True):
-        if evidence := overlap.contaminated(matches, _OWN_TEST if test else None):
+        evidence = overlap.contaminated(matches, _OWN_TEST if test else None)
+        if evidence:
             outcome.contaminated.append((item, evidence))
         else:
             outcome.kept["test" if test else "train"].append((item, repeats))
@@ -196,7 +200,10 @@ def load_eval_set(given: str) -> EvalSet:
     """Load the distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
     UserError if it does not exist, or has no questions."""
     place = Path(given).expanduser()
-    path = str(place / "test.parquet") if (place / "test.parquet").is_file() else given
+    if (place / "test.parquet").is_file():
+        path = str(place / "test.parquet")
+    else:
+        path = given
     if path == given and (place / CARD).is_file():
         raise UserError(f"against={given!r} has no test.parquet: nothing is evaluated on it; leave it out")
     try:
@@ -211,7 +218,10 @@ def load_eval_set(given: str) -> EvalSet:
         raise UserError(f"against={given!r}: {error}") from None
     if not questions:
         raise UserError(f"against={given!r} has no questions")
-    name = place.name if place.is_dir() or place.stem != "test" else place.resolve().parent.name
+    if place.is_dir() or place.stem != "test":
+        name = place.name
+    else:
+        name = place.resolve().parent.name
     return EvalSet(name, list(questions.values()), combined_sha256(inputs))
 
 
@@ -245,7 +255,10 @@ def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
     """Yield lines with the result of each step."""
     card = done.card
     against = done.card["overlap"]["against"]
-    at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
+    if card["source"]["revision"]:
+        at = f" at {card['source']['revision'][:12]}"
+    else:
+        at = ""
     yield f"{card['name']}  from {card['source']['name']}{at}"
     sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])
     for side, counts in card["counts"].items():
@@ -268,8 +281,13 @@ def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
         yield f"  compared with {named}{' alone' if alone and against else ''}{remedy}"
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
-            held_out = card["split"]["held_out"] if name == "test.parquet" else None
-            how = f"  held out: {held_out:.3g} by hash" if held_out else ""
+            held_out = None
+            if name == "test.parquet":
+                held_out = card["split"]["held_out"]
+            if held_out:
+                how = f"  held out: {held_out:.3g} by hash"
+            else:
+                how = ""
             yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
     yield from (f"  note: {note}" for note in done.notes)
     if not dry_run:

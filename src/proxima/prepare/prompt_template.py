@@ -69,7 +69,9 @@ def resolve_template(text: str, system: str | None = None) -> Template:
     else:
         template = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
     require_question_template(template.text)
-    return template if system is None else Template(template.name, template.text, system or None)
+    if system is None:
+        return template
+    return Template(template.name, template.text, system or None)
 
 
 def _from_file(name: str) -> str:

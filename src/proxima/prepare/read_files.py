@@ -139,8 +139,14 @@ def read_row(values: Values) -> SourceQuestion:
     if not any(name in values for name in QUESTION) and (column := next((n for n in CHATS if n in values), None)):
         values = {**_chat(values[column], column), **values}
     chat = "prompt" in values and "reward_model" in values
-    name = "prompt" if chat else next((name for name in QUESTION if name in values), "")
-    question = _last_user_message(values["prompt"]) if name in ("prompt", "") else _text(values[name])
+    if chat:
+        name = "prompt"
+    else:
+        name = next((name for name in QUESTION if name in values), "")
+    if name in ("prompt", ""):
+        question = _last_user_message(values["prompt"])
+    else:
+        question = _text(values[name])
     if chat:
         rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
         return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
@@ -148,7 +154,10 @@ def read_row(values: Values) -> SourceQuestion:
     if name == "prompt":
         return SourceQuestion(question, values.get("solution", answer))
     before, marker, _ = str(answer).rpartition("####")
-    solution = before.strip() or None if marker else _first(values, *SOLUTION)
+    if marker:
+        solution = before.strip() or None
+    else:
+        solution = _first(values, *SOLUTION)
     level = str(values.get("level")).removeprefix("Level ").strip()  # `Level 5`, `5` or 5; `Level ?` is unknown
     return SourceQuestion(
         question,
@@ -193,7 +202,10 @@ def _last_user_message(prompt: Any) -> str:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    parsed = load_json(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        parsed = load_json(value)
+    else:
+        parsed = value
     if not isinstance(parsed, Mapping):
         raise TypeError(f"{json_type(parsed)} in place of an object")
     return parsed

@@ -43,7 +43,9 @@ class Child:
         self.channel.close()
         self.process.send_signal(signal.SIGCONT)
         code = wait_or_kill(self.process, seconds)
-        return self.sandbox.exit_code(code) if self.sandbox else code
+        if self.sandbox:
+            return self.sandbox.exit_code(code)
+        return code
 
 
 def start_module(
@@ -90,7 +92,9 @@ def placed(module: str) -> str:
     interpreter may not find by itself."""
     package = module.partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None)
-    return module if package == "proxima" or file is None else f"{module}={Path(file).parent}"
+    if package == "proxima" or file is None:
+        return module
+    return f"{module}={Path(file).parent}"
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:

@@ -108,7 +108,9 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
 def error_arguments(error: BaseException) -> list[Any]:
     """The arguments of an exception if they are short plain values, else its message."""
     plain = len(error.args) <= 2 and all(type(each) in (str, int, float) for each in error.args)
-    return [each[:300] if type(each) is str else each for each in error.args] if plain else [str(error)[:300]]
+    if plain:
+        return [each[:300] if type(each) is str else each for each in error.args]
+    return [str(error)[:300]]
 
 
 def serve_objects(channel: LineChannel) -> None:

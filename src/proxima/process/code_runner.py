@@ -63,7 +63,9 @@ class _CodeProcess:
     def wait(self, seconds: float) -> int | None:
         """Wait at most `seconds` for its end; return its exit code, or None."""
         code = wait_for(self.child.process, seconds)
-        return None if code is None or self.child.sandbox is None else self.child.sandbox.exit_code(code)
+        if code is None or self.child.sandbox is None:
+            return None
+        return self.child.sandbox.exit_code(code)
 
     def end(self) -> None:
         """Kill it, with all that it started."""

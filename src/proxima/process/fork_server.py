@@ -135,7 +135,8 @@ def outlive_fork_server(control: socket.socket) -> None:
     """Return in a child, which becomes the fork server; this process waits for it to end and kills what it left behind.
     Because it does not hold the fork server's memory, the kernel does not choose it when memory runs out."""
     adopt_orphans()
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         control.close()
         while os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1]):  # by a job
             os.killpg(pid, signal.SIGCONT)

@@ -30,7 +30,10 @@ class LineChannel:
             OSError: the other end is closed.
         """
         line = json.dumps(message).encode() + b"\n"
-        sent = socket.send_fds(self.connection, [line], fds) if fds else 0
+        if fds:
+            sent = socket.send_fds(self.connection, [line], fds)
+        else:
+            sent = 0
         self.connection.sendall(line[sent:])
 
     def receive(self, deadline: float | None = None) -> Any:
@@ -44,7 +47,10 @@ class LineChannel:
         while b"\n" not in self._rest:
             if len(self._rest) > self._most:
                 raise ValueError(f"a message of more than {self._most:,} bytes")
-            remaining = None if deadline is None else deadline - time.monotonic()
+            if deadline is None:
+                remaining = None
+            else:
+                remaining = deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise TimeoutError
             self.connection.settimeout(remaining)
@@ -91,4 +97,6 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
         return {decode(key, other): decode(item, other) for key, item in inside}
     if tag == "bytes":
         return bytes.fromhex(inside)
-    return complex(*inside) if tag == "complex" else other(tag, inside)
+    if tag == "complex":
+        return complex(*inside)
+    return other(tag, inside)

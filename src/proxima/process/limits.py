@@ -48,7 +48,10 @@ def confine(who: str, folder: str | None = None) -> None:
     Args:
         who: names this process in the message of the PermissionError.
     """
-    inside = None if folder is None else os.path.realpath(folder)
+    if folder is None:
+        inside = None
+    else:
+        inside = os.path.realpath(folder)
     sys.addaudithook(lambda event, arguments: _refuse(event, arguments, who, inside))
 
 
@@ -58,7 +61,12 @@ def _refuse(event: str, arguments: tuple[Any, ...], who: str, folder: str | None
     if event == "ctypes.dlsym" and arguments[1] in SYSTEM_CALLS:
         raise PermissionError(f"{arguments[1]} of the C library is not allowed in {who}")
     written = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
-    changed = arguments[:1] if written else arguments if event in CHANGES else ()
+    if written:
+        changed = arguments[:1]
+    elif event in CHANGES:
+        changed = arguments
+    else:
+        changed = ()
     for path in changed:
         if folder is None:
             raise PermissionError(f"{event} is not allowed in {who}")

@@ -34,7 +34,9 @@ def to_plain(value: Any, other: Other) -> Any:
     if isinstance(value, str):
         return _encode_text(value)
     if isinstance(value, int):
-        return int(value) if -LARGEST < value < LARGEST else ["int", int.__format__(value, "x")]
+        if -LARGEST < value < LARGEST:
+            return int(value)
+        return ["int", int.__format__(value, "x")]
     special = _encode_special(value, other)
     if special is not None:
         return special
@@ -91,14 +93,18 @@ def _encode_special(value: Any, other: Other) -> Any:
     if isinstance(value, tuple) and isinstance(fields := getattr(kind, "_fields", None), tuple):
         return ["namedtuple", [kind.__name__, list(fields), [to_plain(item, other) for item in value]]]
     numpy = sys.modules.get("numpy")
-    return None if numpy is None else _encode_array(numpy, value, other)
+    if numpy is None:
+        return None
+    return _encode_array(numpy, value, other)
 
 
 def _encode_array(numpy: Any, value: Any, other: Other) -> Any:
     if not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     if value.shape == ():
-        return to_plain(value.item(), other) if type(value.item()) is not type(value) else None
+        if type(value.item()) is not type(value):
+            return to_plain(value.item(), other)
+        return None
     if NUMBERS.fullmatch(value.dtype.str):
         return ["numbers", [value.dtype.str, list(value.shape), value.tobytes().hex()]]
     if value.dtype.kind in "OSU":
@@ -120,7 +126,9 @@ def from_plain(value: Any, other: Callable[[str, Any], Any]) -> Any:
     if tag == "dict":
         return {from_plain(key, other): from_plain(item, other) for key, item in inside}
     rebuild = _REBUILD.get(tag)
-    return other(tag, inside) if rebuild is None else rebuild(inside, lambda item: from_plain(item, other))
+    if rebuild is None:
+        return other(tag, inside)
+    return rebuild(inside, lambda item: from_plain(item, other))
 
 
 def _mapping(inside: Any, inner: Callable[[Any], Any]) -> dict[Any, Any]:

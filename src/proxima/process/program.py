@@ -103,7 +103,10 @@ class Program:
         code = self._process.returncode
         if self._channel is not None and code is not None:
             code = of_program(code)  # as the guardian says it
-        how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
+        if code is None:
+            how = "closed its output"
+        else:
+            how = f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
 
     def call(self, method: str, **parameters: Any) -> Any:
@@ -123,7 +126,10 @@ class Program:
             elif message.get("id") == number:
                 if "error" in message:
                     error = message["error"]
-                    said = error.get("message") if isinstance(error, dict) else error
+                    if isinstance(error, dict):
+                        said = error.get("message")
+                    else:
+                        said = error
                     raise ProgramFailed(f"{method} failed: {str(said)[:LONGEST_REASON]}")
                 if "result" not in message:
                     raise ProgramFailed(f"{method} failed: the answer has neither a result nor an error")
@@ -141,7 +147,8 @@ class Program:
 def keep_last(stream: IO[bytes], last: deque[str]) -> None:
     """Read a stream to its end and keep its last lines, as many as `last` takes."""
     while line := stream.readline(LINE_BYTES):
-        if text := line.decode(errors="replace").strip()[:200]:
+        text = line.decode(errors="replace").strip()[:200]
+        if text:
             last.append(text)
     stream.close()
 

@@ -183,7 +183,9 @@ def require_known(choice: str) -> None:
 def auto_sandbox() -> tuple[str, str]:
     """The kind of sandbox that `auto` chooses here, and the reason."""
     why = bubblewrap_problem()
-    return ("none", why) if why else ("bubblewrap", "it starts on this machine")
+    if why:
+        return ("none", why)
+    return ("bubblewrap", "it starts on this machine")
 
 
 def fallback_note(choice: str) -> str:

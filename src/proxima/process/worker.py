@@ -112,7 +112,8 @@ class ForkServer:
 
     def report_slow(self, job: str, most: float) -> None:
         """Report on the standard error, once for each job, that it takes long; it is given up after `most` seconds."""
-        if what := self.slow.pop(job, None):
+        what = self.slow.pop(job, None)
+        if what:
             line = f"{what} has taken {SLOW_SECONDS:g} s so far; it is given up after {most:g} s"
             print(line, file=sys.stderr, flush=True)
 
@@ -162,7 +163,10 @@ class ForkServer:
             reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
         except (EOFError, OSError, ValueError) as error:
             self._end()
-            late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
+            if isinstance(error, TimeoutError):
+                late = f"did not answer within {START_SECONDS:g} s"
+            else:
+                late = "is gone"
             raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
         return reply
 
@@ -243,7 +247,9 @@ class Worker:
 def _death(status: int, cpu_seconds: float | None) -> str:
     if status == signal.SIGPROF:
         return f"timed out after {cpu_seconds:g} s of CPU time"
-    return f"its worker died ({signal_name(status)})" if status else "its worker ended"
+    if status:
+        return f"its worker died ({signal_name(status)})"
+    return "its worker ended"
 
 
 class KeptWorker:
@@ -292,7 +298,10 @@ class KeptWorker:
                 self.why = (result and result.error) or "it died between two calls"
             if result is not None:
                 return result
-        died = "two workers in a row died before they started on it" if again else "its worker died between two calls"
+        if again:
+            died = "two workers in a row died before they started on it"
+        else:
+            died = "its worker died between two calls"
         return JobResult(error=died)
 
     def replace(self) -> None:

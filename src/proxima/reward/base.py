@@ -128,7 +128,9 @@ class WeightedReward:
 
     def right_answers(self, answer: Any) -> list[Any]:
         """The answers with which a row is scored, one at a time; ValueError, with the reason, if there is none."""
-        return right_answers(answer) if self.needs_answer and not self.reads_lists else [answer]
+        if self.needs_answer and not self.reads_lists:
+            return right_answers(answer)
+        return [answer]
 
     def rows(self, prompt: Prompt) -> list[Prompt]:
         """Copies of the prompt, one with each of its right answers; ValueError like `right_answers`."""
@@ -137,7 +139,9 @@ class WeightedReward:
         except ValueError as error:
             raise ValueError(f"answer {prompt.answer!r:.80} of {prompt_name(prompt.uid)} is {error}") from None
         unchanged = len(answers) == 1 and answers[0] is prompt.answer
-        return [prompt] if unchanged else [replace(prompt, answer=answer) for answer in answers]
+        if unchanged:
+            return [prompt]
+        return [replace(prompt, answer=answer) for answer in answers]
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
@@ -245,7 +249,9 @@ class PooledReward(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         job = self.job(prompt, completion)
-        return job if isinstance(job, Score) else self.parse_result(prompt, job.run())
+        if isinstance(job, Score):
+            return job
+        return self.parse_result(prompt, job.run())
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         return self.parse_batch_result(groups, self.batch_job(groups).run())
@@ -290,7 +296,10 @@ def validated(score: object) -> Score:
         if not math.isfinite(part):
             raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     players = {str(key): validated(own) for key, own in score.players.items()}
-    correct = None if score.correct is None else bool(score.correct)
+    if score.correct is None:
+        correct = None
+    else:
+        correct = bool(score.correct)
     return replace(score, value=value, correct=correct, parts=parts, players=players)
 
 
@@ -312,14 +321,17 @@ def missing_answer(answer: Any) -> str | None:
     Python's JSON and tables mark missing numbers, are not answers."""
     if isinstance(answer, float) and not math.isfinite(answer):
         return f"the row's answer is {answer}, which no completion can equal; give it a number or a text"
-    return "the row has no answer; map the task's answer column" if answer is None else None
+    if answer is None:
+        return "the row has no answer; map the task's answer column"
+    return None
 
 
 def required_answer(prompt: Prompt, kind: str) -> Any:
     """The row's answer; ValueError if the row has no answer."""
     if prompt.answer is None:
         raise ValueError(f"'{kind}' compares with an answer; {prompt_name(prompt.uid)} has none: map the answer column")
-    if (missing := missing_answer(prompt.answer)) is not None:
+    missing = missing_answer(prompt.answer)
+    if missing is not None:
         raise ValueError(f"'{kind}' compares with an answer: {missing}")
     return prompt.answer
 
@@ -350,7 +362,12 @@ def right_answers(answer: Any) -> list[Any]:
         raise ValueError("an empty list: nothing would be right")
     for number, element in enumerate(answer):
         if element is None or isinstance(element, Mapping | list | tuple):
-            kind = "null" if element is None else "an object" if isinstance(element, Mapping) else "a list"
+            if element is None:
+                kind = "null"
+            elif isinstance(element, Mapping):
+                kind = "an object"
+            else:
+                kind = "a list"
             raise ValueError(f"a list of right answers whose element {number} is {kind}")
     return list(answer)
 

@@ -67,7 +67,9 @@ def own_scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Com
 
 def of_each(scores: list[Score] | Score, completions: Sequence[object]) -> list[Score]:
     """Convert a failed call to a failed score for each completion."""
-    return [scores] * len(completions) if isinstance(scores, Score) else scores
+    if isinstance(scores, Score):
+        return [scores] * len(completions)
+    return scores
 
 
 def checked_score(score: object) -> Score:
@@ -79,7 +81,9 @@ def checked_score(score: object) -> Score:
 
 def of_groups(scores: list[list[Score]] | Score, groups: Sequence[Group]) -> list[list[Score]]:
     """Convert a failed call to a failed score for each completion of its groups."""
-    return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
+    if isinstance(scores, Score):
+        return [[scores] * len(group.scores) for group in groups]
+    return scores
 
 
 class ThreadCalls(RewardCalls):

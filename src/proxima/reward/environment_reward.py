@@ -26,7 +26,10 @@ class EnvironmentReward(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         if completion.episode is None or completion.episode.reward is None:
-            what = "is not an episode" if completion.episode is None else "got no reward from its environment"
+            if completion.episode is None:
+                what = "is not an episode"
+            else:
+                what = "got no reward from its environment"
             why = completion.episode.unrewarded if completion.episode is not None else ""
             raise ValueError(f"the completion {what}: {why}" if why else f"the completion {what}")
         rewards = completion.episode.rewards

@@ -62,7 +62,9 @@ class UserFunction(PooledReward):
 
     @property
     def pool(self) -> str:
-        return self.where if self.workers_sandbox is None else f"{self.where} in a sandbox"
+        if self.workers_sandbox is None:
+            return self.where
+        return f"{self.where} in a sandbox"
 
     @cached_property
     def workers_sandbox(self) -> Sandbox | None:
@@ -72,7 +74,8 @@ class UserFunction(PooledReward):
         return function_sandbox(self.sandbox, file)
 
     def notes(self) -> list[str]:
-        return [note] if (note := fallback_note(self.sandbox)) else []
+        note = fallback_note(self.sandbox)
+        return [note] if note else []
 
     def check(self) -> None:
         sandbox_kind(self.sandbox)
@@ -107,7 +110,9 @@ class UserFunction(PooledReward):
     def absolute_path(self) -> str:
         """`path` with its file, if any, made absolute: workers need not share the working directory."""
         module, _, function = self.path.rpartition(":")
-        return f"{Path(module).resolve()}:{function}" if module.endswith(".py") else self.path
+        if module.endswith(".py"):
+            return f"{Path(module).resolve()}:{function}"
+        return self.path
 
     @property
     def file(self) -> Path | None:
@@ -291,7 +296,10 @@ class CallShape:
                 return where, "name those two parameters prompt and completion"
         for name in sorted(self.required.difference(columns)):
             near = difflib.get_close_matches(name, columns, 1)
-            hint = f"did you mean {near[0]!r}? columns" if near else "columns"
+            if near:
+                hint = f"did you mean {near[0]!r}? columns"
+            else:
+                hint = "columns"
             if self.style == "verl" and name == "ground_truth":
                 hint = "map the answer with task.answer=COLUMN; columns"
             return f"has the parameter {name!r}, which is not a column", f"{hint}: {', '.join(columns) or 'none'}"
@@ -383,5 +391,10 @@ def _ground_truth(row: HasColumns) -> dict[str, Any]:
     if row.answer is not None:
         return {"ground_truth": row.answer}
     nested = row.metadata.get("reward_model")
-    columns = nested if isinstance(nested, Mapping) and "ground_truth" not in row.metadata else {}
-    return {"ground_truth": columns["ground_truth"]} if "ground_truth" in columns else {}
+    if isinstance(nested, Mapping) and "ground_truth" not in row.metadata:
+        columns = nested
+    else:
+        columns = {}
+    if "ground_truth" in columns:
+        return {"ground_truth": columns["ground_truth"]}
+    return {}

@@ -100,7 +100,9 @@ class Http(WeightedReward):
         except (TooLargeError, UnreadableError) as error:
             verb = "has" if isinstance(error, TooLargeError) else "is"
             raise ValueError(f"the answer {verb} {error}") from None
-        scores = response.get("scores") if isinstance(response, dict) else None
+        scores = None
+        if isinstance(response, dict):
+            scores = response.get("scores")
         if not isinstance(scores, list):
             raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
         if len(scores) != len(completions):

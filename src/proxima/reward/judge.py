@@ -198,7 +198,10 @@ class Judge(WeightedReward):
         question = JudgedQuestion(_text_of(prompt.messages), self._right_answer(prompt))
         texts = [self._answer(completion) for completion in completions]
         distinct = sorted({text for text in texts if text.strip()})
-        sets = [distinct] if self.compare and distinct else [[text] for text in distinct]
+        if self.compare and distinct:
+            sets = [distinct]
+        else:
+            sets = [[text] for text in distinct]
         judged = asyncio.run(self._judged(question, sets))
         nothing = self._score([0.0], [], 1)
         return [judged.get(text, nothing) for text in texts]
@@ -206,7 +209,10 @@ class Judge(WeightedReward):
     def _right_answer(self, prompt: Prompt) -> str | None:
         if not self.show_answer or prompt.answer is None:
             return None
-        answers = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+        if isinstance(prompt.answer, list):
+            answers = prompt.answer
+        else:
+            answers = [prompt.answer]
         return "\nor\n".join(each if isinstance(each, str) else dumps(each) for each in answers)
 
     def _answer(self, completion: Completion) -> str:
@@ -251,7 +257,10 @@ class Judge(WeightedReward):
                 if self.prices is not None:
                     price = self.prices[0] * sum(read) + self.prices[1] * sum(written)
                     parts["price"] = price / MILLION / answers
-        correct = None if self.correct_from is None else value >= self.correct_from
+        if self.correct_from is None:
+            correct = None
+        else:
+            correct = value >= self.correct_from
         return Score(value=value, correct=correct, parts=parts)
 
     # ---- a verdict ---------------------------------------------------------------------------------------------------
@@ -296,7 +305,10 @@ class Judge(WeightedReward):
 
     async def _attempted(self, made: Asked, number: int, grammar: str, began: float) -> tuple[GivenVerdict, str]:
         attempts = 0
-        token = "" if self.token_env is None else bearer_token(self.token_env, "token_env")
+        if self.token_env is None:
+            token = ""
+        else:
+            token = bearer_token(self.token_env, "token_env")
 
         def body(attempt: int) -> bytes:
             nonlocal attempts
@@ -340,7 +352,9 @@ class _Server:
 def _format(grammar: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if grammar == "json_schema":
         return {"type": grammar, "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
-    return {"type": grammar} if grammar == "json_object" else None
+    if grammar == "json_object":
+        return {"type": grammar}
+    return None
 
 
 def _message(data: bytes) -> tuple[str, Mapping[str, Any]]:
@@ -361,7 +375,9 @@ def _message(data: bytes) -> tuple[str, Mapping[str, Any]]:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40 else None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40:
+        return value
+    return None
 
 
 def _text_of(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -93,7 +93,10 @@ def asked(
     """
     shown = [as_data(without_middle(text, characters)) for text in answers]
     asked_for = as_data(without_middle(question.text, characters))
-    right = None if question.answer is None else as_data(without_middle(question.answer, characters))
+    if question.answer is None:
+        right = None
+    else:
+        right = as_data(without_middle(question.answer, characters))
     marker = _digest(asked_for, right, *sorted(shown))[:MARKER_DIGITS]
     order = sorted(range(len(shown)), key=lambda number: _digest(str(seed), answers[number]))
     blocks = [("question", asked_for)]
@@ -103,11 +106,10 @@ def asked(
         blocks.append((f"answer {place}" if compares else "answer", shown[number]))
     what = "a question" + (", its right answer" if right is not None else "")
     what += f" and {len(order)} answers" if compares else " and an answer"
-    form = (
-        '{"reason": "one sentence", "scores": [number, …]}'
-        if compares
-        else '{"reason": "one sentence", "score": number}'
-    )
+    if compares:
+        form = '{"reason": "one sentence", "scores": [number, …]}'
+    else:
+        form = '{"reason": "one sentence", "score": number}'
     system = _TASK.format(
         criterion=criterion,
         what=what,
@@ -140,7 +142,10 @@ def read_verdict(content: str, answers: int, scale: int, compares: bool) -> Verd
     Raises:
         UnusableError: it is anything else.
     """
-    text = _THOUGHT.sub("", content, count=1) if _THOUGHT.match(content) else content
+    if _THOUGHT.match(content):
+        text = _THOUGHT.sub("", content, count=1)
+    else:
+        text = content
     block = _BLOCK.fullmatch(text)
     try:
         found = parse_json(block[1] if block else text)

@@ -35,7 +35,10 @@ class Length(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         excess = completion.generated - self.tokens
-        distance = abs(excess) if self.mode == "target" else max(0, excess)
+        if self.mode == "target":
+            distance = abs(excess)
+        else:
+            distance = max(0, excess)
         return Score(value=0.0 - min(1.0, distance / self.tokens))
 
 

@@ -110,7 +110,10 @@ async def post(
                 over = f"{failure}; no further attempt within {attempts.deadline:g} s"
                 raise _masked(failure, over, token)
             await pause(wait)
-    times = f", {attempts.retries + 1} times" if attempts.retries else ""
+    if attempts.retries:
+        times = f", {attempts.retries + 1} times"
+    else:
+        times = ""
     raise _masked(failure, f"{failure}{times}", token)
 
 
@@ -167,7 +170,10 @@ async def _explanation(response: httpx.Response, token: str) -> str:
     if "Content-Length" in response.headers:  # don't wait for the end of a stream
         with suppress(ValueError, httpx.TransportError):
             content = parse_json(await read_body(response, ERROR_BYTES))
-    whys = [content.get(key) for key in ("error", "detail", "message")] if isinstance(content, dict) else []
+    if isinstance(content, dict):
+        whys = [content.get(key) for key in ("error", "detail", "message")]
+    else:
+        whys = []
     whys = [why.get("message") if isinstance(why, dict) else why for why in whys]
     why = next((" ".join(why.split()) for why in whys if isinstance(why, str)), "")
     shown = without_secrets(without(why, token))  # before it is cut: a part of the token is secret, too
@@ -185,13 +191,19 @@ def bearer_token(variable: str, field: str) -> str:
 
 def without(said: S, token: S) -> S:
     """What a server said, without the token, if there is one."""
-    hidden: Any = HIDDEN if isinstance(said, str) else HIDDEN.encode()
+    hidden: Any
+    if isinstance(said, str):
+        hidden = HIDDEN
+    else:
+        hidden = HIDDEN.encode()
     return said.replace(token, hidden) if token else said
 
 
 def token_note(variable: str | None) -> str:
     """Where the token comes from, for `WeightedReward.sends`; it is not shown."""
-    return "" if variable is None else f", with the token in ${variable}"
+    if variable is None:
+        return ""
+    return f", with the token in ${variable}"
 
 
 @cache

@@ -49,7 +49,9 @@ class ReasoningGymReward(PooledReward):
 
     @property
     def text_patterns(self) -> tuple[str, ...]:
-        return () if self.tag is None or not self.strict else (f"<{self.tag}>.*?</{self.tag}>",)
+        if self.tag is None or not self.strict:
+            return ()
+        return (f"<{self.tag}>.*?</{self.tag}>",)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")

@@ -211,7 +211,10 @@ class RewardRunner:
 
     def _sum(self, before: Score, added: dict[int, Score], last: bool) -> Score:
         parts = dict(before.parts)
-        errors = [before.error or "no score"] if not before.valid else []
+        if not before.valid:
+            errors = [before.error or "no score"]
+        else:
+            errors = []
         value, correct = before.value, before.correct
         for i, score in added.items():
             label = self.labels[i]

@@ -76,7 +76,9 @@ class UnitTests(PooledReward):
 
     @property
     def code_servers(self) -> Mapping[str, int]:
-        return {self.sandbox: self.memory_mb} if self.sandbox in brought_kinds() else {}
+        if self.sandbox in brought_kinds():
+            return {self.sandbox: self.memory_mb}
+        return {}
 
     def auto_outcome(self, field: str) -> tuple[str, str] | None:
         """See `proxima.config.outcomes`."""
@@ -86,7 +88,8 @@ class UnitTests(PooledReward):
         sandbox_kind(self.sandbox)
 
     def notes(self) -> list[str]:
-        return [note] if (note := fallback_note(self.sandbox)) else []
+        note = fallback_note(self.sandbox)
+        return [note] if note else []
 
     def answer_job(self, answer: Any) -> Job | str | None:
         try:
@@ -97,8 +100,14 @@ class UnitTests(PooledReward):
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         tests = as_tests(required_answer(prompt, self.kind), self.entry_point)
-        entry_point = None if self.entry_point is None else _column(prompt, self.entry_point)
-        setup = "" if self.setup is None else _column(prompt, self.setup)
+        if self.entry_point is None:
+            entry_point = None
+        else:
+            entry_point = _column(prompt, self.entry_point)
+        if self.setup is None:
+            setup = ""
+        else:
+            setup = _column(prompt, self.setup)
         code = code_of(completion.text)
         if not code.strip():
             return self.parse_result(prompt, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
@@ -176,4 +185,6 @@ def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
 def _lines(value: Any) -> Any:
     """Join a list of lines into one text; return anything else unchanged."""
     lines = isinstance(value, list) and all(isinstance(line, str) for line in value)
-    return "\n".join(line.removesuffix("\n") for line in value) if lines else value
+    if lines:
+        return "\n".join(line.removesuffix("\n") for line in value)
+    return value

@@ -125,7 +125,10 @@ class AsyncCollector(DrawingCollector):
         self._stalled = False
         self._paused = False
         # with episodes the engine is idle, too, while all of them wait for their environments
-        self._idle = IdleTime(generator.now) if generator.episodes is None else generator.episodes.times.idle
+        if generator.episodes is None:
+            self._idle = IdleTime(generator.now)
+        else:
+            self._idle = generator.episodes.times.idle
         self._step_began = self._idle_before = 0.0
         self._tokens = 0  # generated since the previous step's end
 
@@ -163,14 +166,16 @@ class AsyncCollector(DrawingCollector):
         evicted: list[Group] = []
         while True:
             self._advance()
-            if stale := self._evict(version):
+            stale = self._evict(version)
+            if stale:
                 evicted += stale
                 self._advance()  # each eviction makes room for a prompt
             if self._failure is not None:
                 raise self._failure
             ready = sum(entry.stage == "accepted" for entry in self._entries.values())
             self.listener.rewarded(min(ready, self.limit.prompts), self.limit.prompts)
-            if (batch := self._next_batch()) is not None:
+            batch = self._next_batch()
+            if batch is not None:
                 return self._take(*batch, evicted, version)
             self._changed.clear()
             await self._changed.wait()
@@ -218,7 +223,10 @@ class AsyncCollector(DrawingCollector):
         if self.refill is None:
             return None
         batches = (len(accepted) + len(rejected)) // self.limit.prompts
-        groups = [entry.scored for entry in (*accepted, *rejected)] if batches else []
+        if batches:
+            groups = [entry.scored for entry in (*accepted, *rejected)]
+        else:
+            groups = []
         given_up = self.refill.gives_up(batches, groups)
         if not given_up and not 0 < self.refill.sampling.max_num_gen_batches <= batches:
             return None
@@ -318,7 +326,8 @@ class AsyncCollector(DrawingCollector):
             "running": sum(stages[name] for name in ("queued", "generating", "scoring", "unjudged")),
             "generating": stages["generating"],
         }
-        if room := self.limit.capacity(**counts):
+        room = self.limit.capacity(**counts)
+        if room:
             prompts = self.source.next(room)
             self.listener.enqueued(prompts)
             for prompt in prompts:
@@ -375,13 +384,18 @@ class AsyncCollector(DrawingCollector):
         candidates = unsettled if self.limit.over_age == "wait" else unjudged
         missing = self.limit.prompts - self._count("accepted") % self.limit.prompts
         block = candidates[:missing]
-        return block if len(block) == missing and all(entry.stage == "unjudged" for entry in block) else []
+        if len(block) == missing and all(entry.stage == "unjudged" for entry in block):
+            return block
+        return []
 
     async def _judge(self, block: Sequence[EnqueuedPrompt]) -> None:
         groups = [entry.scored for entry in block]
         if self.generator.rewards.has_batch:
             groups = await self.generator.rewards.score_batch(groups)
-        reasons = await self.refill.reject(groups) if self.refill else {}
+        if self.refill:
+            reasons = await self.refill.reject(groups)
+        else:
+            reasons = {}
         for entry, group in zip(block, groups, strict=True):
             self._settle(entry, group, reasons.get(entry.uid))
         self._judging = False

@@ -269,7 +269,10 @@ class BatchCollector(DrawingCollector):
             batches += 1
             scoring_seconds += self.generator.scoring_seconds
             generated += fresh
-            reasons = await self.refill.reject(fresh) if self.refill else {}
+            if self.refill:
+                reasons = await self.refill.reject(fresh)
+            else:
+                reasons = {}
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
             accepted += len(fresh) - len(reasons)

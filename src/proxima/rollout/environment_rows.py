@@ -32,7 +32,10 @@ class EnvironmentRows(PlayedTask):
         require(self.split in ("train", "eval"), "split", self.split, "must be 'train' or 'eval'")
         require(self.skip >= 0, "skip", self.skip, "must be >= 0")
         require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
-        kind = self.environment.get("kind") if isinstance(self.environment, Mapping) else self.environment
+        if isinstance(self.environment, Mapping):
+            kind = self.environment.get("kind")
+        else:
+            kind = self.environment
         if not isinstance(kind, str) or ":" not in kind:  # a class of the user's is imported when its rows are read
             require(isinstance(kind, str), "environment", kind, "has no rows of its own", remedy="name another task")
             require_environment(str(kind))
@@ -45,7 +48,10 @@ class EnvironmentRows(PlayedTask):
         own = user_class(kind) if ":" in kind else None
         _require_rows(kind, own or _asked_class(kind))
         with within("environment"):
-            environment = asked_kind(kind, arguments) if own is None else make_agent(own, arguments, kind)
+            if own is None:
+                environment = asked_kind(kind, arguments)
+            else:
+                environment = make_agent(own, arguments, kind)
         try:
             items = environment.rows(self.split, self.skip, self.size)
         except FieldError as error:
@@ -65,7 +71,10 @@ def _asked_class(kind: object) -> type | None:
 def _require_rows(kind: object, cls: type | None) -> None:
     """Raise FieldError unless a kind has rows of its own; the remedy names those that have."""
     with_rows = [name for name in ENVIRONMENTS if hasattr(_asked_class(name), "rows")]
-    named = f"name one of {', '.join(with_rows)}, or another task" if with_rows else "name another task"
+    if with_rows:
+        named = f"name one of {', '.join(with_rows)}, or another task"
+    else:
+        named = "name another task"
     remedy = "; ".join(filter(None, [named, ENVIRONMENTS.elsewhere]))
     asked = getattr(cls, "plays", False) is True or is_concurrent(kind)  # else `rows` is a tool
     require(asked and hasattr(cls, "rows"), "environment", kind, "has no rows of its own", remedy=remedy)

@@ -41,7 +41,10 @@ class GroupSpec:
 
     def requests(self, prompt: Prompt) -> list[Request]:
         """Return the engine requests of a prompt, by sample; the greedy one is the last."""
-        sampling = self.sampling if self.sampling_by_prompt is None else self.sampling_by_prompt(prompt)
+        if self.sampling_by_prompt is None:
+            sampling = self.sampling
+        else:
+            sampling = self.sampling_by_prompt(prompt)
         settings = [sampling] * self.completions + [greedy(sampling)] * self.greedy_baseline
         return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
 
@@ -201,6 +204,8 @@ class GroupGenerator:
         if self.episodes is not None:
             prompt, completions = with_group_prompt(prompt, completions)
         scores = await self.rewards.score(prompt, completions)
-        baseline = scores[-1].value if self.spec.greedy_baseline else None
+        baseline = None
+        if self.spec.greedy_baseline:
+            baseline = scores[-1].value
         n = self.spec.completions
         return Group(prompt=prompt, completions=tuple(completions[:n]), scores=tuple(scores[:n]), baseline=baseline)

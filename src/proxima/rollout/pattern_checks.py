@@ -40,7 +40,8 @@ class AnswerTexts:
         notes = []
         for reward in map(as_reward, rewards):
             for pattern in reward.text_patterns:
-                if why := next(self._problems(required_text(pattern)), None):
+                why = next(self._problems(required_text(pattern)), None)
+                if why:
                     notes.append(f"{path}: {reward.label} can't find {quoted(pattern, 80)} in any answer: {why}")
         return notes
 
@@ -101,7 +102,9 @@ def _shares(begun: str, run: str) -> bool:
 def _last_text(prompt: Prompt) -> str:
     """The text with which a prompt without a chat template ends."""
     last = prompt.messages[-1] if prompt.messages else {}
-    return str(last.get("content", "")) if last.get("raw") else ""
+    if last.get("raw"):
+        return str(last.get("content", ""))
+    return ""
 
 
 def call_notes(tool_format: ToolFormat, sampling: Sampling, path: str) -> list[str]:

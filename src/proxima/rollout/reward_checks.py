@@ -76,7 +76,8 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
             columns = tuple(reward.call.columns(answers.rows[row]))
             if (number, columns) not in seen:
                 seen.add((number, columns))
-                if problem := reward.call.problem(columns):
+                problem = reward.call.problem(columns)
+                if problem:
                     reason, remedy = problem
                     place = f"names a function that {reason} of {answers.name}, row {row}"
                     raise FieldError(f"reward.{number}.path", reward.path, place, remedy=remedy)
@@ -102,9 +103,15 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
         task = answers.name if answers.name.endswith("task") else "task"
         remedy = f"set {task}.answer=COLUMN, or choose a reward that needs none (`proxima list reward`)"
         raise UserError(f"{answers.name}: no row has an answer, and the reward {compares} needs one", remedy=remedy)
-    of = f"{looked:,}" if looked == answers.count else f"{looked:,} checked, of {answers.count:,},"
+    if looked == answers.count:
+        of = f"{looked:,}"
+    else:
+        of = f"{looked:,} checked, of {answers.count:,},"
     quoted = "; ".join(f"row {row} {_quoted(answer)} ({why})" for row, answer, why in unread[:SHOWN])
-    more = f"; and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
+    if len(unread) > SHOWN:
+        more = f"; and {len(unread) - SHOWN:,} more"
+    else:
+        more = ""
     facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
@@ -185,7 +192,10 @@ async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: An
         unjudged = []
         for number, prompt in enumerate(some, len(groups)):
             tried = replace(prompt, uid=TRIAL_UID + number)
-            right = prompt.answer[0] if isinstance(prompt.answer, list) and prompt.answer else prompt.answer
+            if isinstance(prompt.answer, list) and prompt.answer:
+                right = prompt.answer[0]
+            else:
+                right = prompt.answer
             answer = "7" if right is None else as_text(right)
             completions = tuple(_completion(tried, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
             scores = tuple(await rewards.score(tried, completions))

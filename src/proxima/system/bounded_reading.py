@@ -111,7 +111,8 @@ def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = No
         TooLargeError: it exceeds a bound.
         UnreadableError: it is not JSON or not UTF-8, or it contains a number with thousands of digits.
     """
-    data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
     if data.replace(rb"\\", b"").replace(rb"\"", b"").count(b'"') > 2 * MAX_STRINGS:
         raise TooLargeError(f"more than {MAX_STRINGS:,} texts and keys")
     pairs = brackets(data)

@@ -39,8 +39,14 @@ def reading(path: Path | str, remedy: str = RESTORE, role: str = "") -> Iterator
             raise
         system = error.strerror if isinstance(error, OSError) else None
         reason = " ".join(str(system or error).split())[:160]
-        name = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-        read = f"can't be read as {role}" if role else "can't be read"
+        if isinstance(error, OSError | ValueError):
+            name = ""
+        else:
+            name = f"{type(error).__name__}: "
+        if role:
+            read = f"can't be read as {role}"
+        else:
+            read = "can't be read"
         raise UserError(f"{path} {read} ({name}{reason or type(error).__name__})", remedy=remedy) from error
 
 
@@ -121,4 +127,6 @@ def damage_beside_checksums(file: Path) -> str:
     if Checksum.of_bytes(text).crc32.encode() != crc32:
         return f"can't be checked: {CHECKSUMS} beside it is damaged"
     recorded = load_json(text)
-    return Checksum(*recorded[file.name]).difference(file) if file.name in recorded else "is not in the folder"
+    if file.name in recorded:
+        return Checksum(*recorded[file.name]).difference(file)
+    return "is not in the folder"

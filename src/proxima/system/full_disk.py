@@ -28,7 +28,9 @@ def as_disk_full(error: BaseException, path: Path) -> OSError | None:
     number = next((number for number in DISK_FULL if os.strerror(number) in str(error)), None)
     if number is None and isinstance(error, Exception) and not isinstance(error, OSError):
         number = _probe(path.parent)
-    return None if number is None else OSError(number, os.strerror(number), str(path))
+    if number is None:
+        return None
+    return OSError(number, os.strerror(number), str(path))
 
 
 def sqlite_disk_full(error: sqlite3.OperationalError, path: Path) -> OSError | None:
@@ -36,7 +38,9 @@ def sqlite_disk_full(error: sqlite3.OperationalError, path: Path) -> OSError | N
     quota, and what it can't place beside the file, an I/O error."""
     if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    return as_disk_full(error, path) if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR else None
+    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
+        return as_disk_full(error, path)
+    return None
 
 
 def _probe(folder: Path) -> int | None:

@@ -31,7 +31,9 @@ def json_text(value: Any) -> str:
 
 def utf8(text: str) -> str:
     """Replace lone surrogates, which tokenizers and file names can produce and UTF-8 can't encode, by `?`."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _jsonable(value: Any) -> Any:

@@ -35,7 +35,10 @@ def open_regular(path: Path, mode: str, *, own: bool = False) -> IO[bytes]:
     Raises:
         OSError: it can't be opened, or is none of those.
     """
-    create = os.O_RDWR | os.O_APPEND | os.O_CREAT if mode == "ab" else os.O_RDONLY
+    if mode == "ab":
+        create = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    else:
+        create = os.O_RDONLY
     descriptor = os.open(path, create | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode):

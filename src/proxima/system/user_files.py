@@ -24,7 +24,9 @@ def find_recipe(name: str | Path) -> Path:
     if path.is_file() or (path / "config.yaml").is_file():
         return path
     with_suffix = path.parent / f"{path.name}.yaml"
-    return with_suffix if with_suffix.is_file() else _files_below(shipped_folder()).get(str(name), path)
+    if with_suffix.is_file():
+        return with_suffix
+    return _files_below(shipped_folder()).get(str(name), path)
 
 
 def shown_path(path: Path) -> str:
@@ -35,7 +37,9 @@ def shown_path(path: Path) -> str:
         return relative
     plain = Path(os.path.normpath(path))
     shipped = plain.suffix == ".yaml" and plain.is_relative_to(shipped_folder())
-    return plain.relative_to(shipped_folder()).with_suffix("").as_posix() if shipped else str(plain)
+    if shipped:
+        return plain.relative_to(shipped_folder()).with_suffix("").as_posix()
+    return str(plain)
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -53,7 +57,9 @@ def shipped_folder() -> Path:
     """The folder of the recipes shipped with proxima: inside the package of a wheel, at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
+    if installed.is_dir():
+        return installed
+    return package.parents[1] / "recipes"
 
 
 @cache  # it takes 7 ms

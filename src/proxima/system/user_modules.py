@@ -34,9 +34,14 @@ def user_module_file(name: str) -> Path | None:
     places: Sequence[str] | None = [*sys.path, os.getcwd()]
     spec: ModuleSpec | None = None
     for part in name.split("."):
-        spec = None if places is None else PathFinder.find_spec(part, places)
+        if places is None:
+            spec = None
+        else:
+            spec = PathFinder.find_spec(part, places)
         places = None if spec is None else spec.submodule_search_locations
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
+    if spec is not None and spec.origin is not None:
+        return Path(spec.origin)
+    return None
 
 
 def require_package(module: str, what: str, requirement: str) -> None:

@@ -107,7 +107,10 @@ class ColumnMapping(SplitTask):
             if name == ANSWER and field == "answer" and not near:
                 continue
             nullable = ", or null for no answers" if field == "answer" else ""
-            hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
+            if near:
+                hint = f"did you mean {near[0]!r}?"
+            else:
+                hint = f"set it to one that exists{nullable}"
             if field == "question" and (layout := _layout(columns)):
                 hint = layout
             reason = f"names no column: {source} has no column {name!r}"
@@ -134,8 +137,12 @@ class ColumnMapping(SplitTask):
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """Raise UserError for a column of images, video or sound, unless `metadata` or `images` names it, and for a
         column of a chat's prompt, such as `documents`, that is not mapped."""
-        if media := sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images}):
-            show = f"show it with images={media[0]}, " if media[0].startswith("image") and not self.images else ""
+        media = sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images})
+        if media:
+            if media[0].startswith("image") and not self.images:
+                show = f"show it with images={media[0]}, "
+            else:
+                show = ""
             what = f"{source} has a column {media[0]!r}, which the model would not see"
             raise UserError(what, remedy=f"{show}remove it, or keep it for rewards with metadata=[{media[0]}]")
         unseen = sorted(BESIDE_CHATS.keys() & set(columns) - set(self.columns_of(columns)))
@@ -158,7 +165,10 @@ class ColumnMapping(SplitTask):
         values = without_nan({**values, **read})
         self.refuse_media([name for name in (MEDIA | BESIDE_CHATS.keys()) & values.keys() if values[name]], source)
         try:
-            answer = None if self.answer is None or self.lacks_answer(values) else _value(self.answer, values)
+            if self.answer is None or self.lacks_answer(values):
+                answer = None
+            else:
+                answer = _value(self.answer, values)
             names = [name for name in values if name != self.images] if self.metadata is None else self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
             arguments = self._arguments(values, source, fills_nulls)
@@ -192,9 +202,13 @@ class ColumnMapping(SplitTask):
 
     def _prompt(self, values: Mapping[str, Any]) -> tuple[str | None, Any]:
         """Return the column with the chat or the prompt, if one is mapped, and the value of the row's prompt."""
-        if (column := self.prompt if self.messages is None else self.messages) is not None:
+        column = self.prompt if self.messages is None else self.messages
+        if column is not None:
             return column, look_up(values, column)
-        names = sorted(template_fields(self.question, "question")) if "{" in self.question else []
+        if "{" in self.question:
+            names = sorted(template_fields(self.question, "question"))
+        else:
+            names = []
         columns = {name: look_up(values, name) for name in names}
         for name, value in columns.items():
             if _is_nested(value):
@@ -271,7 +285,8 @@ def _layout(columns: Iterable[str]) -> str | None:
     if {"instruction", "output"} <= set(present):  # Alpaca's
         more = "\\n{input}" if "input" in present else ""
         return f'for Alpaca\'s columns set question="{{instruction}}{more}" and answer=output'
-    if chat := next((name for name in CHATS if name in present), None):
+    chat = next((name for name in CHATS if name in present), None)
+    if chat:
         return f"set messages={chat} for a column of chats, and answer=null if they hold the answer"
     return None
 
@@ -282,4 +297,6 @@ def _without_prompt(field: str, value: Any, column: str, source: str) -> EmptyPr
 
 def _value(text: str, values: Mapping[str, Any]) -> Any:
     """Return the value of a column, or a filled template."""
-    return fill(text, values) if "{" in text else to_json_value(look_up(values, text))
+    if "{" in text:
+        return fill(text, values)
+    return to_json_value(look_up(values, text))

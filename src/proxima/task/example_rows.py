@@ -297,7 +297,10 @@ class PreferenceReader:
         sides = {"chosen": _side(row, "chosen", columns.chosen), "rejected": _side(row, "rejected", columns.rejected)}
         prompt, (better, worse) = _split(row, sides)
         row = replace(row, messages=prompt)
-        margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
+        if columns.margin is None:
+            margin = None
+        else:
+            margin = _number(_column(row, "margin", columns.margin))
         chosen = self._paths(row, "chosen", better)
         rejected = self._paths(row, "rejected", worse)
         shared = shared_prompt([*chosen, *rejected])
@@ -366,7 +369,9 @@ class PreferenceReader:
                 loss_mask=np.array(moved.mask, np.bool_),
             )
             made.append(trajectory)
-        return made[0] if len(made) == 1 else ChatExample(row=number, paths=tuple(made))
+        if len(made) == 1:
+            return made[0]
+        return ChatExample(row=number, paths=tuple(made))
 
 
 Side = tuple[Message, ...]  # the messages of a side, the last of them the assistant's

@@ -124,7 +124,8 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
         return CsvTable(file, file.read_bytes() if data is None else data, "\t" if suffix == ".tsv" else None)
     if suffix == ".json" or (data or start)[:1] == b"[":
         text = file.read_bytes() if data is None else data
-        if (entries := _json_document(file, text, whole=suffix == ".json")) is not None:
+        entries = _json_document(file, text, whole=suffix == ".json")
+        if entries is not None:
             return EntryTable(file, entries)
     return LineTable(file, data)
 
@@ -189,7 +190,9 @@ class LineTable:
         return f"{self.file}:{lines_above + 1}"
 
     def _open(self) -> Any:
-        return self.file.open("rb") if self._data is None else io.BytesIO(self._data)
+        if self._data is None:
+            return self.file.open("rb")
+        return io.BytesIO(self._data)
 
 
 class EntryTable:
@@ -248,7 +251,10 @@ class CsvTable:
             remedy = f"if it is Latin-1, convert it: iconv -f latin1 -t utf-8 {self.file} > NEW"
             raise UserError(f"{place} is not UTF-8: {error.reason}", remedy=remedy) from None
         separator = SEPARATOR.match(text)
-        delimiter = separator[1] if separator else self._delimiter or _delimiter(text)
+        if separator:
+            delimiter = separator[1]
+        else:
+            delimiter = self._delimiter or _delimiter(text)
         start, skipped = (separator.end(), 1) if separator else (0, 0)  # characters and lines before the header
         reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter, strict=True)
         limit = csv.field_size_limit(LONGEST_CELL)
@@ -478,7 +484,9 @@ def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | No
         if not isinstance(entry, dict):
             what = f"{file}: entry {index}{inside} is {json_type(entry)}"
             raise UserError(f"{what}, expected objects with the columns as keys")
-    return [_encodable(entry) for entry in document] if b"\\u" in data or b"\xed" in data else document
+    if b"\\u" in data or b"\xed" in data:
+        return [_encodable(entry) for entry in document]
+    return document
 
 
 def _of_objects(value: Any) -> bool:

@@ -75,7 +75,10 @@ class Arithmetic(PlayedTask):
     @property
     def ranges(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Smallest and largest value of the first and of the second operand."""
-        high = self.high if self.digits is None else 10**self.digits - 1
+        if self.digits is None:
+            high = self.high
+        else:
+            high = 10**self.digits - 1
         low = self.low if self.second_low is None else self.second_low
         return (self.low, high), (low, high if self.second_high is None else self.second_high)
 
@@ -105,7 +108,10 @@ class Arithmetic(PlayedTask):
         """Yield all distinct questions of an operator in this split, in the order given by the seed."""
         (low, high), (second_low, second_high) = self.ranges
         width = second_high - second_low + 1
-        share = self.held_out if self.split == "test" else 1 - self.held_out
+        if self.split == "test":
+            share = self.held_out
+        else:
+            share = 1 - self.held_out
         for pair in _pairs((high - low + 1) * width, math.ceil(self.size / share), seed, ord(operator)):
             a = low + pair // width
             b = second_low + pair % width
@@ -194,7 +200,10 @@ class Shapes(PlayedTask):
         return MappedRows(range(self.size), lambda number, _: self._row(seed, number))
 
     def _row(self, seed: int, number: int) -> Row:
-        shown = (number + 1) % self.size if self.shuffled else number
+        if self.shuffled:
+            shown = (number + 1) % self.size
+        else:
+            shown = number
         key = mix(seed, int(self.split == "test"))
         count, _ = self._drawn(key, number)
         return Row(messages=user_message(self.template), answer=str(count), images=(self._image(key, shown),))

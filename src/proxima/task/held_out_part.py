@@ -66,7 +66,10 @@ def question_keys(rows: Rows, numbers: Iterable[int] | None = None) -> Iterator[
 def image_sha(image: Any) -> str:
     """SHA-256 of an image of a row: of its file's bytes, or of its pixels."""
     if isinstance(image, str):
-        image = Path(image).read_bytes() if Path(image).is_file() else image.encode()
+        if Path(image).is_file():
+            image = Path(image).read_bytes()
+        else:
+            image = image.encode()
     return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
 
 
@@ -105,7 +108,9 @@ class SplitTask(PlayedTask):
 
     def of_part(self, rows: Rows) -> Rows:
         """Choose the rows of `part` from all rows."""
-        return rows if self.held_out is None else rows_of_part(rows, self.held_out, self.part)
+        if self.held_out is None:
+            return rows
+        return rows_of_part(rows, self.held_out, self.part)
 
     def shares_data(self, other: object) -> bool:
         """True if `all_rows` of another task are the same."""

@@ -81,14 +81,19 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             stored = datasets.load_from_disk(str(folder))
-            return stored[split] if isinstance(stored, datasets.DatasetDict) else stored
+            if isinstance(stored, datasets.DatasetDict):
+                return stored[split]
+            return stored
         with offline_unless_reachable():
             return datasets.load_dataset(
                 str(folder) if folder.exists() else path, subset, split=split, revision=revision
             )
     except Exception as error:  # the library and the network code below it raise dozens of types
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
+        if folder.exists():
+            remedy = ""
+        else:
+            remedy = "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split}) can't be opened"
         error_type = UserError if folder.exists() else MissingDataError
         raise error_type(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
@@ -145,7 +150,8 @@ class Gsm8kTask(PlayedTask):
             for folder in (place, place / "main"):
                 if (folder / f"{self.split}.jsonl").is_file():
                     return Files(path=str(folder / f"{self.split}.jsonl"))
-                if parts := sorted(str(part) for part in folder.glob(f"{self.split}*.parquet")):
+                parts = sorted(str(part) for part in folder.glob(f"{self.split}*.parquet"))
+                if parts:
                     return Files(path=tuple(parts))
             raise FieldError("path", self.path, f"holds neither {self.split}.jsonl nor {self.split}*.parquet")
         if data_suffix(place) in SUFFIXES:

@@ -28,7 +28,10 @@ def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
     them; paths are relative to `folder`. UserError for anything else."""
     if value is None:
         return ()
-    images = list(value) if isinstance(value, list | tuple) else [value]
+    if isinstance(value, list | tuple):
+        images = list(value)
+    else:
+        images = [value]
     if len(images) > COUNT:
         raise UserError(f"{source} has {len(images)} images; at most {COUNT} are shown", remedy="remove the row")
     stored = [(image.get("bytes") or image.get("path")) if isinstance(image, Mapping) else image for image in images]
@@ -39,7 +42,9 @@ def without_parts(chat: Any) -> tuple[Any, list[Any]]:
     """Return a chat with `IMAGE_PLACEHOLDER` in place of each image among the parts of its messages, and the images."""
     images, out = list[Any](), list[Any]()
     for message in chat if isinstance(chat, list | tuple) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
+        content = None
+        if isinstance(message, Mapping):
+            content = message.get("content")
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
             shown = [part for part in content if part.get("type") == "image"]
             images += [part.get("bytes") or part.get("path") or part.get("image") for part in shown]

@@ -106,7 +106,11 @@ class Files(ColumnMapping):
     def _read(self, tables: Sequence[DataFile | ParquetTable], index: int, position: tuple[int, int]) -> Row:
         table = tables[position[0]]
         at = position[1]
-        folder = Path() if isinstance(table, ParquetTable) else table.file.parent  # of the paths of images
+        # of the paths of images
+        if isinstance(table, ParquetTable):
+            folder = Path()
+        else:
+            folder = table.file.parent
         return self.row(table.read(at), _place(tables, position), folder, fills_nulls=table.fills_nulls)
 
 
@@ -190,7 +194,9 @@ def prepare_command(path: str | Path) -> str | None:
     place = Path(path)
     names = (place.name, place.parent.name if place.suffix else "")
     name = next((name for name in names if name in PREPARED), None)
-    return None if name is None else f"proxima data prepare {name}"
+    if name is None:
+        return None
+    return f"proxima data prepare {name}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +238,8 @@ class PreparedTask(PlayedTask):
 
     def rows(self, seed: int) -> Rows:
         """Return the rows in the order of the data; the seed is ignored."""
-        if missing := self.missing():
+        missing = self.missing()
+        if missing:
             raise MissingFileError("path", self.path, missing)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:

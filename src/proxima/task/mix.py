@@ -227,7 +227,10 @@ class Mix(PlayedTask):
         """Return the rows of the mix, with the sources interleaved."""
         parts = self._opened(seed)
         sizes = [len(rows) for rows in parts]
-        counts = self.counts(sizes) if self.part == "train" else sizes
+        if self.part == "train":
+            counts = self.counts(sizes)
+        else:
+            counts = sizes
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
@@ -274,9 +277,15 @@ class Mix(PlayedTask):
         total = sum(counts)
         for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
             read = about_rows(rows) or f"its {counted(len(rows), 'row')}"
-            share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})" if self.part == "train" else f"({read})"
+            if self.part == "train":
+                share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})"
+            else:
+                share = f"({read})"
             shares.append(f"{source.name} {share}")
-        named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
+        if self.part == "train":
+            named = "an epoch of the mix"
+        else:
+            named = "the held-out part of the mix"
         return f"{named} has {counted(total, 'row')}: {', '.join(shares)}"
 
     def _notes(self, names: Sequence[str], parts: Sequence[Rows]) -> tuple[str, ...]:
@@ -308,7 +317,10 @@ def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence
     for i, rows in enumerate(parts):
         own = source == i
         inner = row_sources(rows)
-        below = np.zeros(len(rows), np.int64) if inner is None else inner
+        if inner is None:
+            below = np.zeros(len(rows), np.int64)
+        else:
+            below = inner
         numbers[own] = first + below[index[own]]
         first += int(below.max(initial=0)) + 1
     return numbers

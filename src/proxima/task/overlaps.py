@@ -22,7 +22,9 @@ def has_texts(task: Any) -> bool:
         return False
 
     parts = [source.task for source in getattr(task, "tasks", ())]  # of a mix
-    return all(map(has_texts, parts)) if parts else isinstance(task, SplitTask) or hasattr(task, "path")
+    if parts:
+        return all(map(has_texts, parts))
+    return isinstance(task, SplitTask) or hasattr(task, "path")
 
 
 def notes_of_sources(names: Sequence[str], tasks: Sequence[Task], parts: Sequence[Rows]) -> tuple[str, ...]:
@@ -42,7 +44,10 @@ def notes_of_sources(names: Sequence[str], tasks: Sequence[Task], parts: Sequenc
                 asks, them = ("asks a question", "it") if common == 1 else ("ask questions", "them")
                 what = f"{common:,} of the {counted(len(others), 'row')} of {names[other]} {asks} that {names[holder]}"
                 share = getattr(tasks[holder], "held_out", None)
-                remedy = "the same held_out in both" if share is None else f"held_out={share:g} in both"
+                if share is None:
+                    remedy = "the same held_out in both"
+                else:
+                    remedy = f"held_out={share:g} in both"
                 notes.append(f"{what} holds out for evaluation, and the run trains on {them}; set {remedy}")
     return tuple(notes)
 

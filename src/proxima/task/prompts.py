@@ -52,7 +52,8 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
     chat = with_system(row.messages, system)
     if not row.images:
         return chat
-    if (store := image_store(tokenizer)) is None:
+    store = image_store(tokenizer)
+    if store is None:
         raise UserError("the row has images, and its task does not say so", remedy="give its class images = True")
 
     try:
@@ -72,7 +73,10 @@ def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) 
         return arguments
 
     for name in unread(tokenizer, row.arguments):
-        field = "tool_schemas" if name == "tools" else f"template_arguments.{name}"
+        if name == "tools":
+            field = "tool_schemas"
+        else:
+            field = f"template_arguments.{name}"
         shown = "tools" if name == "tools" else row.arguments[name]
         what = "holds what the model's chat template does not read"
         remedy = f"set task.{field.partition('.')[0]}=null to leave it out, or use a model whose template reads {name}"
@@ -94,7 +98,10 @@ def key_notes(name: str, rows: Rows, tokenizer: Tokenizer, arguments: Mapping[st
     if not unwritten:
         return []
     listed = ", ".join(f"{key} of role {role} ({count:,})" for (role, key), count in unwritten.most_common())
-    of = counted(read, "row") if read == len(rows) else f"the first {read:,} of {len(rows):,} rows"
+    if read == len(rows):
+        of = counted(read, "row")
+    else:
+        of = f"the first {read:,} of {len(rows):,} rows"
     return [f"{name}: the chat template writes none of these keys of messages, in {of}: {listed}"]
 
 
@@ -152,7 +159,9 @@ class Cursor:
     def row(self, uid: int) -> int:
         """Return the row, in 0 … size-1, of a past or future uid; does not move the cursor."""
         epoch, position = divmod(uid, self.size)
-        return int(self._epoch_order(epoch)[position]) if self.shuffle else position
+        if self.shuffle:
+            return int(self._epoch_order(epoch)[position])
+        return position
 
     def state(self) -> dict[str, Any]:
         """Return JSON values that `load` restores."""
@@ -230,7 +239,8 @@ class PromptSource:
             weight = 1.0 if self.pool is None else self.pool.weight(row, uid)
             if weight is None:
                 continue
-            if (prompt := self.prompt(row, uid)) is not None:
+            prompt = self.prompt(row, uid)
+            if prompt is not None:
                 prompts.append(prompt if weight == 1 else replace(prompt, weight=weight))
                 skipped_in_a_row = 0
                 continue
@@ -259,7 +269,8 @@ class PromptSource:
         """Return again the prompts of uids that `next` has returned, with weight 1; does not move the cursor. UserError
         if one no longer fits."""
         prompts = [(uid, self.prompt(self.cursor.row(uid), uid)) for uid in uids]
-        if gone := [uid for uid, prompt in prompts if prompt is None]:
+        gone = [uid for uid, prompt in prompts if prompt is None]
+        if gone:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
         return [prompt for _, prompt in prompts if prompt is not None]
 
@@ -301,7 +312,10 @@ class PromptSource:
 
     def count_over_length(self, limit: int = 0) -> int:
         """Count the rows among the first `limit` (0: all) that are too long; needs no weights. Raises like `next`."""
-        count = min(limit, len(self.rows)) if limit else len(self.rows)
+        if limit:
+            count = min(limit, len(self.rows))
+        else:
+            count = len(self.rows)
         too_long = sum(self.prompt(row, uid=row) is None for row in range(count))
         self._require_some_fit(too_long)
         return too_long
@@ -309,7 +323,9 @@ class PromptSource:
     def state(self) -> dict[str, Any]:
         """Return JSON values that `load` restores."""
         state = {"cursor": self.cursor.state(), "skipped": self.skipped}
-        return state if self.pool is None else {**state, "pool": self.pool.state()}
+        if self.pool is None:
+            return state
+        return {**state, "pool": self.pool.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; raises like `Cursor.load`."""

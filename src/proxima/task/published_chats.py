@@ -70,12 +70,19 @@ def _of_a_table(messages: Sequence[Any]) -> bool:
 
 
 def _message(given: Any, source: str, fills_nulls: bool) -> Message:
-    left = {key: item for key, item in given.items() if item is not None} if isinstance(given, Mapping) else {}
+    if isinstance(given, Mapping):
+        left = {key: item for key, item in given.items() if item is not None}
+    else:
+        left = {}
     shared = "from" in left and "role" not in left
     speaker = left.pop("from" if shared else "role", None)
-    role = (SPEAKERS if shared else ROLES).get(speaker) if isinstance(speaker, str) else None
+    if isinstance(speaker, str):
+        role = (SPEAKERS if shared else ROLES).get(speaker)
+    else:
+        role = None
     content = left.pop("value" if shared else "content", None)
-    if seen := sorted(UNSEEN & {key for key, item in left.items() if item}):
+    seen = sorted(UNSEEN & {key for key, item in left.items() if item})
+    if seen:
         what = f"{source} holds a message with the key {seen[0]!r}, which the model would not see"
         raise UserError(what, remedy="remove these rows, or the key")
     if shared and speaker == "function_call":
@@ -91,11 +98,13 @@ def _message(given: Any, source: str, fills_nulls: bool) -> Message:
         expected = f"expected a role among {', '.join(dict.fromkeys(ROLES.values()))} and a text content"
         raise UserError(f"{source} holds the message {given!r:.80}, {expected}")
     message: Message = {"role": role, "content": content}
-    if (thought := _thought(thoughts, source)) and thought.strip():
+    thought = _thought(thoughts, source)
+    if thought and thought.strip():
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = calls
-    if (weight := _weight(left, role, source)) is not None:
+    weight = _weight(left, role, source)
+    if weight is not None:
         message["weight"] = weight
     return message | {str(key): to_json_value(item) for key, item in left.items()}
 
@@ -103,10 +112,16 @@ def _message(given: Any, source: str, fills_nulls: bool) -> Message:
 def _text_of(parts: Sequence[Any], source: str) -> str:
     """Join the texts of a content in parts."""
     for part in parts:
-        kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
+        if isinstance(part, Mapping):
+            kind = str(part.get("type"))
+        else:
+            kind = type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             column = source.rpartition("column ")[2].strip("'")
-            show = f"images={column} shows it; else " if kind == "image" else ""
+            if kind == "image":
+                show = f"images={column} shows it; else "
+            else:
+                show = ""
             what = f"{source} holds a message with a part of type {kind!r}, which the model would not see"
             raise UserError(what, remedy=f"{show}remove these rows, or give the text as the message's content")
     return "".join(part["text"] for part in parts)
@@ -132,7 +147,9 @@ def _weight(left: dict[str, Any], role: str, source: str) -> int | None:
             raise UserError(what, remedy="only turns of the assistant are trained: remove the key, or set it to 0")
     if len(set(map(bool, weights.values()))) > 1:
         raise UserError(f"{source} holds a message whose {', '.join(weights)} differ", remedy="keep one of these keys")
-    return int(next(iter(weights.values()))) if weights and role == "assistant" else None
+    if weights and role == "assistant":
+        return int(next(iter(weights.values())))
+    return None
 
 
 def _calls(left: dict[str, Any], source: str, fills_nulls: bool) -> list[dict[str, Any]]:
@@ -154,8 +171,12 @@ def _several(call: Any, source: str) -> list[Any]:
 
 
 def _call(call: Any, source: str, fills_nulls: bool) -> dict[str, Any]:
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
+    function = None
+    if isinstance(call, Mapping):
+        function = call.get("function", call)
+    name = None
+    if isinstance(function, Mapping):
+        name = function.get("name")
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
         what = f"{source} holds the tool call {call!r:.80}"
         raise UserError(what, remedy="write it as {type: function, function: {name, arguments}}")
@@ -185,11 +206,16 @@ def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict
         tool = entry
         if isinstance(entry, str) and entry.lstrip().startswith("{"):
             tool = json_value(entry, f"{source}: a tool")
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        function = None
+        if isinstance(tool, Mapping):
+            function = tool.get("function", tool)
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             what = f"{source} holds {tool!r:.60} as a tool, expected {{type: function, function: {{name, parameters}}}}"
             raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
-        wrapped = tool if function is not tool else {"type": "function", "function": tool}
+        if function is not tool:
+            wrapped = tool
+        else:
+            wrapped = {"type": "function", "function": tool}
         of_table = fills_nulls or _has_null_properties(wrapped)
         tools.append(to_json_value(without_nulls(wrapped) if of_table else wrapped))
     return tools
@@ -198,7 +224,9 @@ def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict
 def _has_null_properties(tool: Mapping[str, Any]) -> bool:
     """True for a schema that was written from a table: its properties are those of all tools, and null is no schema."""
     parameters = tool["function"].get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    properties = None
+    if isinstance(parameters, Mapping):
+        properties = parameters.get("properties")
     return isinstance(properties, Mapping) and any(schema is None for schema in properties.values())
 
 
@@ -215,7 +243,9 @@ def without_nulls(value: Any) -> Any:
     """The value without keys of null in its objects."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
 
 
 def json_value(text: str, what: str) -> Any:

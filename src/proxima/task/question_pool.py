@@ -186,7 +186,9 @@ class PooledQuestions:
 
     def expected(self, row: int, otherwise: float) -> float:
         """As `chance`; `otherwise` while too little is known of the row's source."""
-        return self.chance(row) if self._of_source(row).known else otherwise
+        if self._of_source(row).known:
+            return self.chance(row)
+        return otherwise
 
     def probability(self, row: int) -> float:
         """p of a row, in [least, 1]."""
@@ -212,7 +214,10 @@ class PooledQuestions:
         self._of_source(row).add(judgement)
 
     def _of_source(self, row: int) -> SourceFigures:
-        name = "0" if self._source_of is None else str(self._source_of[row])
+        if self._source_of is None:
+            name = "0"
+        else:
+            name = str(self._source_of[row])
         return self._sources.setdefault(name, SourceFigures())
 
     def taken(self) -> dict[str, float]:
@@ -236,6 +241,9 @@ class PooledQuestions:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; empty: that of a run which had no pool so far."""
         counts = (Counts(*values) for values in state.get("counts", ()))
-        self._rows = dict(zip(state.get("rows", ()), counts, strict=True)) if "counts" in state else {}
+        if "counts" in state:
+            self._rows = dict(zip(state.get("rows", ()), counts, strict=True))
+        else:
+            self._rows = {}
         self._sources = {name: SourceFigures(**figures) for name, figures in state.get("sources", {}).items()}
         self._drawn, self._asked = state.get("drawn", 0), state.get("asked", 0)

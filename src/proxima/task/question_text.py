@@ -30,7 +30,8 @@ _SPACE_BEFORE_MARK = re.compile(r" +(?=[?!.,;:](?: |\Z))")  # the space of `2 + 
 
 def strip_instructions(text: str) -> str:
     """Remove known instructions before and after the question, and outer whitespace."""
-    if match := _BEFORE.match(text):
+    match = _BEFORE.match(text)
+    if match:
         text = text[match.end() :]
     if any(prefix in text for prefix in _AFTER_PREFIXES):
         for pattern in _AFTER:

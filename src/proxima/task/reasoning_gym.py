@@ -68,7 +68,9 @@ def encode_json(value: Any) -> Any:
         if all(isinstance(key, str) for key in value):
             return {key: encode_json(item) for key, item in value.items()}
         return {"__pairs__": [[encode_json(key), encode_json(item)] for key, item in value.items()]}
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
 
 
 def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:

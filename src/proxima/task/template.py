@@ -52,7 +52,9 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
 
 def as_text(value: Any) -> str:
     """Return text unchanged, and anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(to_json_value(value), ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(to_json_value(value), ensure_ascii=False)
 
 
 def without_nan(value: Any) -> Any:
@@ -62,7 +64,9 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def to_json_value(value: Any) -> Any:
@@ -76,4 +80,6 @@ def to_json_value(value: Any) -> Any:
         return value.decode(errors="replace")
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)

@@ -53,7 +53,9 @@ def template_notes(
     turns = _turn_marks(tokenizer)
     notes = _rendered_rows(chats, turns) + _spelt_tokens(tokenizer, chats, turns)
     if tokenizer.chat_template is None:
-        return [*template_note(tokenizer, model), *notes] if chats or not read else notes
+        if chats or not read:
+            return [*template_note(tokenizer, model), *notes]
+        return notes
     notes += stop_note(tokenizer, stops, stop_texts)
     if system is not None or any(message["role"] == "system" for chat in chats for message in chat):
         notes += system_note(tokenizer, arguments)

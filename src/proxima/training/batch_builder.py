@@ -51,7 +51,9 @@ class CompletionRecord:
     def token_advantage(self) -> Floats | None:
         """[T] reward units; None if it is the same for all tokens."""
         values = None if self.trajectory is None else self.trajectory.advantage
-        return None if values is None or not values.size or (values == values[0]).all() else values
+        if values is None or not values.size or (values == values[0]).all():
+            return None
+        return values
 
     @property
     def token_reward(self) -> Floats | None:
@@ -152,8 +154,11 @@ class TrainingBatch:
         }
 
     def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
-        if reason := self.reasons.get(key):
-            return reason if reason == "invalid" else f"dropped_{reason}"
+        reason = self.reasons.get(key)
+        if reason:
+            if reason == "invalid":
+                return reason
+            return f"dropped_{reason}"
         if self.critic_only:
             return "critic_only"
         return "skipped_zero_advantage" if statistics is None else "trained"
@@ -190,7 +195,9 @@ class BatchBuilder:
 
     def state(self) -> dict[str, Any]:
         """The state to store in a checkpoint."""
-        return {} if self.reward_kl is None else {"kl_coefficient": self.reward_kl.coefficient}
+        if self.reward_kl is None:
+            return {}
+        return {"kl_coefficient": self.reward_kl.coefficient}
 
     def after(self, batch: TrainingBatch) -> "BatchBuilder":
         """The builder for the step after that of `batch`."""
@@ -206,11 +213,17 @@ class BatchBuilder:
         first one that reads it on are not applied. Groups that learn from the teacher alone are none of theirs.
         """
         groups = self._judged(groups)
-        unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
+        if self.advantage.per_token or self.reward_kl is not None:
+            unknown = {"advantage"}
+        else:
+            unknown = set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes = Outcomes.from_groups(groups, self.rewards)
         judged = contributions_of(groups)
-        advantage = torch.zeros_like(outcomes.reward) if unknown else per_role(self.advantage, outcomes, outcomes.role)
+        if unknown:
+            advantage = torch.zeros_like(outcomes.reward)
+        else:
+            advantage = per_role(self.advantage, outcomes, outcomes.role)
         keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
         kept = {each.completion.prompt_uid for each, is_kept in zip(judged, keep.tolist(), strict=True) if is_kept}
         pairs = [(path.key, why) for each, why in zip(judged, reasons, strict=True) for path in each.paths]
@@ -271,7 +284,9 @@ class BatchBuilder:
 
     def _judged(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that learn from their rewards."""
-        return groups if self.taught is None else [group for group in groups if not self.taught(group.prompt)]
+        if self.taught is None:
+            return groups
+        return [group for group in groups if not self.taught(group.prompt)]
 
     def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
         """The trajectory of each path of each contribution, with an advantage of 0."""
@@ -329,7 +344,8 @@ class BatchBuilder:
             pairs = zip(contributions, advantage.tolist(), strict=True)
             values = {path.key: np.asarray(value, np.float32) for each, value in pairs for path in each.paths}
             items = [replace(item, advantage=values[item.key]) for item in items]
-        if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
+        count = int((outcomes.valid & ~advantage.isfinite()).sum())
+        if count:
             raise NotFiniteError(
                 f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
             )
@@ -353,7 +369,9 @@ class BatchBuilder:
                     column = f"{self.behavior}_log_prob"
                     reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
-        return items if complete else [replace(item, behavior_log_prob=None) for item in items]
+        if complete:
+            return items
+        return [replace(item, behavior_log_prob=None) for item in items]
 
 
 def _judgement(group: Group, metric: str, useful: bool) -> Judgement:
@@ -390,7 +408,10 @@ def split_into_updates(
         keys[item.uid].append(item.key)
     out: list[tuple[Key, ...]] = []
     for epoch in range(epochs):
-        order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist() if epoch else range(len(groups))
+        if epoch:
+            order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist()
+        else:
+            order = range(len(groups))
         for u in range(updates):
             members = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
             out.append(tuple(key for i in members for key in keys[groups[i]]))
@@ -412,7 +433,9 @@ def completion_advantage(*paths: Trajectory) -> float:
     """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
     advantages = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
     values = np.concatenate(advantages) if advantages else np.empty(0)
-    return float(values.mean(dtype=np.float64)) if values.size else 0.0
+    if values.size:
+        return float(values.mean(dtype=np.float64))
+    return 0.0
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
@@ -433,7 +456,9 @@ def _paths(group: Group) -> list[Completion]:
 def _absent(item: Trajectory, column: Floats) -> Bools:
     """[T] bool, True where a token that the policy sampled has no value in `column`."""
     absent: Bools = np.isnan(column)
-    return absent if item.sampled is None else absent & item.sampled
+    if item.sampled is None:
+        return absent
+    return absent & item.sampled
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:

@@ -122,7 +122,9 @@ class Critic:
         except NotFiniteError as error:
             raise NotFiniteError(f"the critic: {error}") from error
         del metrics["loss"]  # the aggregate's; `value_loss` is the mean over the loss tokens, of a head too
-        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if updates else {}
+        if updates:
+            return {OWN_NAMES.get(name, name): value for name, value in metrics.items()}
+        return {}
 
 
 OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr")}  # the policy's stack has these too

@@ -46,7 +46,10 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
         ValueError: the spans do not add up to the tokens of the path.
     """
     count = len(path.tokens)
-    sampled = np.ones(count, np.bool_) if path.sampled is None else path.sampled
+    if path.sampled is None:
+        sampled = np.ones(count, np.bool_)
+    else:
+        sampled = path.sampled
     if path.episode is None:
         yield TrainedTurn(0, 0.0, sampled.nonzero()[0], b"")
         return
@@ -54,7 +57,11 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
     for span in path.episode.spans:
         end = start + span.tokens
         if span.sampled:
-            state: Hashable = path.tokens[seen:start].tobytes() if span.state is None else span.state
+            state: Hashable
+            if span.state is None:
+                state = path.tokens[seen:start].tobytes()
+            else:
+                state = span.state
             if span.state is None and not seen and path.initial_prompt is not None and span.turn:
                 state = path.initial_prompt.tokens.tobytes(), state
             yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
@@ -102,7 +109,9 @@ class EpisodeTokens:
     def role(self) -> Tensor | None:
         """[S] int, the number of the role of each episode; None without roles."""
         roles = list(dict.fromkeys(episode.role for episode in self.episodes))
-        return torch.tensor([roles.index(episode.role) for episode in self.episodes]) if any(roles) else None
+        if any(roles):
+            return torch.tensor([roles.index(episode.role) for episode in self.episodes])
+        return None
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
@@ -146,11 +155,15 @@ class EpisodeTokens:
 
     def in_time(self, column: Tensor) -> Tensor:
         """Convert a column [N] of `batch` to the order of time."""
-        return column if self._time_order is None else column[self._time_order]
+        if self._time_order is None:
+            return column
+        return column[self._time_order]
 
     def in_paths(self, column: Tensor) -> Tensor:
         """Convert a column [N] in the order of time to that of `batch`."""
-        return column if self._time_order is None else torch.empty_like(column).scatter_(0, self._time_order, column)
+        if self._time_order is None:
+            return column
+        return torch.empty_like(column).scatter_(0, self._time_order, column)
 
     @property
     def loss_mask(self) -> Tensor:
@@ -249,7 +262,10 @@ class TokenCredit:
             total = score
             metrics = dict[str, float]()
         else:
-            policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+            if batch.proximal_log_prob is None:
+                policy = batch.behavior_log_prob
+            else:
+                policy = batch.proximal_log_prob
             assert policy is not None and batch.reference_log_prob is not None
             log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
             shaped = self.reward_kl(score, *log_probs, mask, edges)

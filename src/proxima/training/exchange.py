@@ -52,7 +52,10 @@ def evened(prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: i
     patience = PATIENCE
     while patience and exchange.round():
         after = exchange.passes()
-        patience = PATIENCE if least - after > ENOUGH * least else patience - 1
+        if least - after > ENOUGH * least:
+            patience = PATIENCE
+        else:
+            patience = patience - 1
         least = min(least, after)
     return [np.flatnonzero(exchange.place == number).tolist() for number in range(len(cuts))]
 

@@ -87,7 +87,10 @@ def stage_shares(
     passes = max(map(len, dealt))
     out = []
     for cuts in dealt:
-        idle = [min(packed, key=len)] * (passes - len(cuts)) if packed else []
+        if packed:
+            idle = [min(packed, key=len)] * (passes - len(cuts))
+        else:
+            idle = []
         places = [order[i] for i in chain.from_iterable(cuts)]
         out.append(StageShare(places, [[packed[i] for i in cut] for cut in cuts], idle))
     return out
@@ -125,7 +128,10 @@ def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dic
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
             prompts = (sum(end - start for start, end in spans) for spans in batch.prompts)
-            sizes = tuple(prompts) if name.startswith("prompt_") else batch.tokens_of
+            if name.startswith("prompt_"):
+                sizes = tuple(prompts)
+            else:
+                sizes = batch.tokens_of
             parts.append((name, copies.begin(values), sizes))
     copies.wait()
     for name, values, lengths in parts:
@@ -221,7 +227,10 @@ class TeacherStage(ForwardStage):
             log_prob, top = outputs.need("log_prob"), outputs.need("bucket_log_prob")
         else:
             log_prob, ids, top = top_tokens(self.policy, batch, self.top_k, self.vocabulary)
-        buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}
+        if self.top_k:
+            buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top}
+        else:
+            buckets = {}
         return {self.column: log_prob, **buckets}
 
 
@@ -291,7 +300,8 @@ class EngineStage(ForwardStage):
                 f"{sum(scored)} log-probs of {len(scored)} completions for {sum(expected)} tokens of {len(expected)}"
             )
             raise UserError(f"{self.column}: the scoring engine returned {counts}", remedy=REPAIR)
-        if (lost := sum(int(np.isnan(column).sum()) for column in scores)) > 0:
+        lost = sum(int(np.isnan(column).sum()) for column in scores)
+        if lost > 0:
             reason = f"the scoring engine returned NaN for {lost} of {sum(expected)} tokens"
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 

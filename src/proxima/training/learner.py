@@ -100,7 +100,10 @@ class Learner:
             MismatchError: see `MismatchGuard.check_fresh`; the policy is not updated.
             NotFiniteError: the critic or the policy diverged, see `TrainStack.update`.
         """
-        critic_metrics = {} if self.critic is None else self.critic.update(batch, progress)
+        if self.critic is None:
+            critic_metrics = {}
+        else:
+            critic_metrics = self.critic.update(batch, progress)
         if batch.critic_only:
             return UpdateResult(metrics=critic_metrics)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
@@ -114,8 +117,13 @@ class Learner:
         stop = None
         if self.max_epoch_kl is not None:
             stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
-        check = partial(self._check_fresh, version) if own and self.guard.judges_fresh else None
-        untrained_metrics = self._compare_untrained(items, batch, version) if check is not None else {}
+        check = None
+        if own and self.guard.judges_fresh:
+            check = partial(self._check_fresh, version)
+        if check is not None:
+            untrained_metrics = self._compare_untrained(items, batch, version)
+        else:
+            untrained_metrics = {}
         result = self.stack.update(objective, items, progress, self.updates, stop, check)
         result.metrics |= untrained_metrics
         if stop is not None and result.updates:
@@ -125,11 +133,15 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """The state to store in a checkpoint besides weights and optimizer."""
-        return {} if self.held is None else {BOUND_FACTOR: self.held.factor}
+        if self.held is None:
+            return {}
+        return {BOUND_FACTOR: self.held.factor}
 
     def after(self, metrics: Mapping[str, float]) -> "Learner":
         """The learner of the step after that of these metrics."""
-        return self if self.held is None else replace(self, held=self.held.after(metrics))
+        if self.held is None:
+            return self
+        return replace(self, held=self.held.after(metrics))
 
     def _compare_untrained(
         self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int
@@ -154,7 +166,10 @@ class Learner:
         for item, statistics in first:
             if item.behavior_log_prob is not None and item.policy_version is not None:
                 fresh = item.policy_version == version
-                counted = fresh if item.loss_mask is None else fresh & item.loss_mask
+                if item.loss_mask is None:
+                    counted = fresh
+                else:
+                    counted = fresh & item.loss_mask
                 gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
         self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
 
@@ -172,15 +187,21 @@ class Learner:
 
     def stage_metrics(self) -> dict[str, float]:
         """Metrics of `next_policy` for the step that ends; empty without it."""
-        return {} if self.next_policy is None else self.next_policy.metrics()
+        if self.next_policy is None:
+            return {}
+        return self.next_policy.metrics()
 
     def warnings(self) -> list[str]:
         """Warnings of `next_policy`, each once."""
-        return [] if self.next_policy is None else self.next_policy.warnings()
+        if self.next_policy is None:
+            return []
+        return self.next_policy.warnings()
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
         """The checkpoint files of `next_policy`."""
-        return {} if self.next_policy is None else self.next_policy.files(pending)
+        if self.next_policy is None:
+            return {}
+        return self.next_policy.files(pending)
 
 
 @dataclass
@@ -216,7 +237,10 @@ class EarlyStop:
         if self._seen < self.items:
             return True
         merged = merge_metrics(self._metrics)
-        self.kl = merged["approx_kl"].value if "approx_kl" in merged else 0.0
+        if "approx_kl" in merged:
+            self.kl = merged["approx_kl"].value
+        else:
+            self.kl = 0.0
         self.epochs = self.epochs + 1
         self._seen = 0
         self._metrics = []

@@ -217,7 +217,9 @@ class NextPolicy:
         oldest = 1 if self.chain is None else self.chain.versions
         age = version - policy_version
         within: Bools = age >= 1
-        return within if oldest is None else within & (age <= oldest)
+        if oldest is None:
+            return within
+        return within & (age <= oldest)
 
     def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
         """The entry of this completion; None if there is none, or only one of an earlier completion with the same
@@ -346,7 +348,11 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     chained = False
     for item in trajectories:
         assert item.policy_version is not None and item.next_log_prob is not None
-        in_loss: Bools = np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask
+        in_loss: Bools
+        if item.loss_mask is None:
+            in_loss = np.ones(len(item.tokens), np.bool_)
+        else:
+            in_loss = item.loss_mask
         aged = in_loss & (version - item.policy_version >= 2)
         stale += int(aged.sum())
         missing += int((aged & np.isnan(item.next_log_prob)).sum())

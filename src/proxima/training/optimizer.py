@@ -123,7 +123,10 @@ class Schedule:
         if self.kind == "constant":
             return 1.0
         progress = min(1.0, (update - self.warmup) / max(1, self.total_updates - self.warmup))
-        shape = 1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        if self.kind == "linear":
+            shape = 1 - progress
+        else:
+            shape = 0.5 * (1 + math.cos(math.pi * progress))
         return self.final_ratio + (1 - self.final_ratio) * shape
 
 
@@ -222,7 +225,8 @@ class OffloadedAdamW(WeightwiseOptimizer):
             super().step_weights()
             return
 
-        if pieces := list(self._pieces()):
+        pieces = list(self._pieces())
+        if pieces:
             self._step_pieces(pieces, weights[0].device)
 
     def _pieces(self) -> Iterator["Piece"]:
@@ -288,7 +292,9 @@ class Piece(NamedTuple):
 
 def pinned(state: Tensor, device: torch.device) -> Tensor:
     """A state in host memory pinned where its weight is on a GPU, so that no copy waits; any other as it is."""
-    return state.pin_memory() if device.type not in ALONE and state.device.type == "cpu" and state.dim() else state
+    if device.type not in ALONE and state.device.type == "cpu" and state.dim():
+        return state.pin_memory()
+    return state
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
@@ -325,7 +331,11 @@ class OnePassAdamW:
     @torch.no_grad()
     def step(self, most: float, norm: Tensor) -> None:
         """Step on the gradients, of norm `norm`, clipped to `most`; 0: not clipped."""
-        factor = float((most / (norm + 1e-6)).clamp(max=1.0)) if most > 0 else 1.0  # as torch clips
+        # as torch clips
+        if most > 0:
+            factor = float((most / (norm + 1e-6)).clamp(max=1.0))
+        else:
+            factor = 1.0
         torch._foreach_add_([self._state(p)["step"] for p in self._parameters()], 1)
         squares = []
         for group in self.optimizer.param_groups:
@@ -371,12 +381,15 @@ def restore_state(
     Raises:
         UserError: the tensors belong to another model, some are missing, or 8-bit moments have other blocks.
     """
-    if missing := _missing(optimizer, parameters, tensors):
+    missing = _missing(optimizer, parameters, tensors)
+    if missing:
         _refuse_other_blocks(missing[0], tensors)
         raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
     for name, value in tensors.items():
         key, _, owner = name.partition("/")
-        place = _place(optimizer, key, parameters[owner], value) if owner in parameters else None
+        place = None
+        if owner in parameters:
+            place = _place(optimizer, key, parameters[owner], value)
         if place is None or (value.dim() and value.shape != place[0]):
             _refuse_other_blocks(name, tensors)
             raise UserError(

@@ -66,7 +66,9 @@ class EightBitAdamW(WeightwiseOptimizer):
         self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
-        return (*ADAM, *(_scale_of(name) for name in MOMENTS)) if block_of(parameter) else ADAM
+        if block_of(parameter):
+            return (*ADAM, *(_scale_of(name) for name in MOMENTS))
+        return ADAM
 
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
         shape = parameter.shape
@@ -127,7 +129,9 @@ def block_of(parameter: Any) -> int:
             if placement.is_shard(parameter.dim() - 1):
                 width = width // size if width % size == 0 else 0
     block: int = math.gcd(width, BLOCK) if width else 0
-    return block if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST else 0
+    if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST:
+        return block
+    return 0
 
 
 def _row_ranges(weight: Tensor) -> Iterator[Any]:

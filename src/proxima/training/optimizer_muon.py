@@ -59,7 +59,10 @@ class Muon(Adam):
         matrices = [p for name, p in trained if is_matrix_of_layer(name, p)]
         others = self.groups(p for name, p in trained if not is_matrix_of_layer(name, p))
         rest = {"lr": self.lr if self.adamw_lr is None else self.adamw_lr}
-        first = [{"params": matrices, "momentum": self.momentum, "weight_decay": self.weight_decay}] if matrices else []
+        if matrices:
+            first = [{"params": matrices, "momentum": self.momentum, "weight_decay": self.weight_decay}]
+        else:
+            first = []
         return MuonAndAdamW([*first, *(group | rest for group in others)], self.settings())
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
@@ -80,7 +83,9 @@ class MuonAndAdamW(WeightwiseOptimizer):
         self.matrices = {id(parameter) for parameters in muon for parameter in parameters}
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
-        return ("momentum_buffer",) if id(parameter) in self.matrices else ADAM
+        if id(parameter) in self.matrices:
+            return ("momentum_buffer",)
+        return ADAM
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         if group["momentum"] is None:

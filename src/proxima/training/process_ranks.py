@@ -77,13 +77,19 @@ class ProcessRanks(Ranks):
         if make is not None:
             of_shares = [make(share) for share in range(self.shares)]
             own, *_ = of_shares
-            sent = of_shares if device is None else [moved(value, "cpu") for value in of_shares]
+            if device is None:
+                sent = of_shares
+            else:
+                sent = [moved(value, "cpu") for value in of_shares]
             values = [sent[rank // self.ranks_per_share] if rank else None for rank in range(self.size)]
         received: list[Any] = [None]
         with self.status.within("scatter"):
             dist.scatter_object_list(received, values, src=0, group=self.objects)
         if make is None:
-            own = received[0] if device is None else moved(received[0], device)
+            if device is None:
+                own = received[0]
+            else:
+                own = moved(received[0], device)
         share: T = own
         return share
 
@@ -102,7 +108,9 @@ class ProcessRanks(Ranks):
         raise (SharedProblem if not_finite else RankError)(f"{self.name(rank)}: {text}")
 
     def gather(self, value: T) -> list[T]:
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        values: list[Any] | None = None
+        if self.rank == 0:
+            values = [None] * self.size
         with self.status.within("gather"):
             dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
         return [value] if values is None else values

@@ -139,7 +139,9 @@ class Ranks:
 
     def name(self, rank: int) -> str:
         """The name of a rank, for messages."""
-        return f"rank {rank}" if self.monitor is None else self.monitor.name(rank)
+        if self.monitor is None:
+            return f"rank {rank}"
+        return self.monitor.name(rank)
 
     def at(self, part: str) -> None:
         """Note the part of the call that comes next, for status reports of this rank."""

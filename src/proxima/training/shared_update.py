@@ -178,7 +178,10 @@ class SharedUpdate:
             work = f"{part}, {len(batch.tokens):,} tokens"
             with memory_of(work):
                 outputs = self.model(batch, objective.outputs)
-            statistics_of_cut = None if statistics is None else statistics.of_cuts[index]
+            if statistics is None:
+                statistics_of_cut = None
+            else:
+                statistics_of_cut = statistics.of_cuts[index]
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
@@ -208,7 +211,10 @@ class SharedUpdate:
         gathered = ChainMap(*self.ranks.gather_shares(by_item))
         sequences = self.sequences if self.whole is None else self.whole.sequences
         first = [pair for i in sorted(gathered) for pair in zip(sequences[i], gathered[i], strict=False)]
-        of_statistics = [] if statistics is None else [statistics.metrics]
+        if statistics is None:
+            of_statistics = []
+        else:
+            of_statistics = [statistics.metrics]
         return first, [*of_statistics, *self.ranks.gather_metrics(metrics)]
 
     def measure_first(self, first: FirstForward, observe: Callable[[FirstForward], None] | None) -> Metrics:

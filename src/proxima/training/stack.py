@@ -113,7 +113,10 @@ class TrainStack:
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
         self.changes = 0  # how often an update has begun to change the weights
-        self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
+        if ranks is ALONE:
+            self._one_pass = _one_pass(self.optimizer, model)
+        else:
+            self._one_pass = None
         self._plain: LoadedModel | None = None  # on rank 0, of a sharded model
         self._gathers = False
         self._lender: LayerLender | None = None  # on rank 0, of a sharded model
@@ -215,7 +218,10 @@ class TrainStack:
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
         began = time.perf_counter()
-        dealt = None if updates is None else [self._dealt(objective, items) for items in updates]
+        if updates is None:
+            dealt = None
+        else:
+            dealt = [self._dealt(objective, items) for items in updates]
         with self._call(Update, objective, planned, should_continue is not None):
             shared = self._shared(objective, dealt)
             before = 0.0 if self._one_pass else self._weight_norm()
@@ -285,7 +291,9 @@ class TrainStack:
     def _peak_memory(self) -> PeakMemory | None:
         """The peak of the rank with most since the last call. Collective where there is a peak."""
         peak = take_peak_memory(self.model.device)
-        return None if peak is None else PeakMemory(*map(self.ranks.maximum, peak))
+        if peak is None:
+            return None
+        return PeakMemory(*map(self.ranks.maximum, peak))
 
     def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
         """On rank 0: send every rank a message about this stack, see `Ranks.call`."""
@@ -298,7 +306,8 @@ class TrainStack:
             "grad_norm": sum(norms) / max(1, len(norms)),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
-        if skipped := sum(map(self._skips, norms)):
+        skipped = sum(map(self._skips, norms))
+        if skipped:
             metrics["updates/skipped"] = float(skipped)
         return metrics
 
@@ -313,7 +322,10 @@ class TrainStack:
                 parameter.grad = torch.zeros_like(parameter)
         one_pass = self._one_pass
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = self.ranks.norm(grads) if one_pass is None else one_pass.gradient_norm()
+        if one_pass is None:
+            norm = self.ranks.norm(grads)
+        else:
+            norm = one_pass.gradient_norm()
         if not math.isfinite(value := float(norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {value}")

@@ -138,7 +138,8 @@ def svg_file(drawing: Drawing) -> str:
 def figure_file(out: Path | str) -> Path:
     """The file for a figure. Raises: UserError for a suffix that is not one of `FIGURES`."""
     out = Path(out)
-    if (suffix := out.suffix.lower()) not in FIGURES:
+    suffix = out.suffix.lower()
+    if suffix not in FIGURES:
         written = f"the suffix {suffix}" if suffix else "no suffix"
         raise UserError(f"{out} has {written}", remedy="write an .svg, a .png or a .pdf")
     return out
@@ -146,11 +147,14 @@ def figure_file(out: Path | str) -> Path:
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
     """Write a figure to `out`, see `figure_file`, and return the path."""
-    if (kind := (file := figure_file(out)).suffix.lower()) == ".svg":
+    kind = (file := figure_file(out)).suffix.lower()
+    if kind == ".svg":
         write_atomic(file, svg_file(drawing))
         return file
     stream = io.BytesIO()
-    metadata = {"CreationDate": None} if kind == ".pdf" else None
+    metadata = None
+    if kind == ".pdf":
+        metadata = {"CreationDate": None}
     with drawing.opened(light) as figure:
         dpi = "figure" if kind == ".pdf" else 150
         figure.savefig(stream, format=kind[1:], facecolor=light("paper"), metadata=metadata, dpi=dpi)

@@ -29,7 +29,8 @@ FIGURE_CURVES = (HELD_OUT, "reward/mean", "loss")  # the first two that a run ha
 
 def comparison_file(out: Path) -> Path:
     """The file for a comparison. Raises: UserError for a suffix that is none of a page, a figure or a table."""
-    if (suffix := out.suffix.lower()) not in (suffixes := (".html", *FIGURES, *TABLES)):
+    suffix = out.suffix.lower()
+    if suffix not in (suffixes := (".html", *FIGURES, *TABLES)):
         has = f"the suffix {suffix}" if suffix else "no suffix"
         raise UserError(f"--out {out} has {has}", remedy=f"write one of {', '.join(suffixes)}")
     return out
@@ -157,12 +158,16 @@ def compare_and_print(
     means: dict[str, dict[str, SeedMean]] = {}
     for name, key in keys.items():
         ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
-        if recorded := {cell: mean for cell, mean in ends.items() if mean is not None}:
+        recorded = {cell: mean for cell, mean in ends.items() if mean is not None}
+        if recorded:
             means[name] = recorded
     numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
     more = {**({"metrics": numbers} if numbers else {}), "unread": unread, "page": None if page is None else str(page)}
     if page is not None:
-        title = Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
+        if len(places) == 1:
+            title = Path(places[0]).resolve().name
+        else:
+            title = "Comparison"
         write_comparison_file(comparison, page, title=title, over=over, more=more)
     if form != "text":
         print(table_text_as(form, comparison, more), end="")
@@ -204,7 +209,10 @@ def _show_metric(name: str, means: dict[str, SeedMean]) -> None:
     print(f"\n{name}, mean over the last tenth of the steps")
     width = max(map(len, means))
     for cell, mean in means.items():
-        half = "" if mean.half is None else f" ± {significant(mean.half)}"
+        if mean.half is None:
+            half = ""
+        else:
+            half = f" ± {significant(mean.half)}"
         print(f"  {printable(cell):<{width}}  {significant(mean.mean)}{half}")
 
 

@@ -113,9 +113,10 @@ def curves(comparison: RunComparison) -> list[dict[str, Any]]:
         held_out = key == HELD_OUT
         judged = held_out and comparison.headline.share
         share = judged or key in SHARES or (key == REWARD and min(means) >= 0 and max(means) <= 1)
-        meaning = (
-            "mean over the held-out questions; dots are evaluations" if held_out else metric_meanings([key])[key][1]
-        )
+        if held_out:
+            meaning = "mean over the held-out questions; dots are evaluations"
+        else:
+            meaning = metric_meanings([key])[key][1]
         charts.append(
             {
                 "title": f"held-out {comparison.headline.title}" if held_out else key,
@@ -131,7 +132,9 @@ def curves(comparison: RunComparison) -> list[dict[str, Any]]:
 
 def line(band: SeedBand | None) -> dict[str, Sequence[float]] | None:
     """Return a cell's curve with the edges of its area; None for a cell without it."""
-    return None if band is None else {name: getattr(band, name) for name in ("x", "mean", "low", "high")}
+    if band is None:
+        return None
+    return {name: getattr(band, name) for name in ("x", "mean", "low", "high")}
 
 
 def widened(low: float, high: float, least: float, highest: float) -> tuple[float, float]:
@@ -172,7 +175,8 @@ def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: st
             None if m is None else SeedBand((float(x),), (m.mean,), (m.low,), (m.high,))
             for x, m in zip(values_of_cells, means, strict=True)
         ]
-        if edges := [edge for dot in dots if dot for edge in (*dot.low, *dot.high)]:
+        edges = [edge for dot in dots if dot for edge in (*dot.low, *dot.high)]
+        if edges:
             charts.append(
                 {
                     "title": title,
@@ -254,14 +258,20 @@ RATIOS = ("time", "cpu")
 
 def table_columns(row: CellSummary, comparison: RunComparison) -> dict[str, str]:
     """Return a cell's row of the final table, by column."""
-    seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
+    if row.n == row.runs:
+        seeds = str(row.n)
+    else:
+        seeds = f"{row.n} of {row.runs}"
     measures = {f"{comparison.headline.name} before": row.before, "after": row.after, "best": row.best}
     measures |= {} if comparison.offline else {"training reward": row.reward}
     measures |= row.figures
     columns = {"cell": row.cell, "seeds": seeds, **{name: plus_minus(mean) for name, mean in measures.items()}}
     for axis, (name, write) in COSTS.items():
         if axis in comparison.axes and axis in row.reach:
-            ratio = cost_ratio(row.reach[axis]) if axis in RATIOS and row.cell != comparison.baseline.name else ""
+            if axis in RATIOS and row.cell != comparison.baseline.name:
+                ratio = cost_ratio(row.reach[axis])
+            else:
+                ratio = ""
             column = f"{name} to target{' (×)' if axis in RATIOS else ''}"
             columns[column] = cost_text(row.reach[axis], write) + ratio
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
@@ -277,9 +287,16 @@ def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
     reached the target."""
     if not cost.values:
         return "not yet"
-    text = "never" if cost.median is None else write(cost.median) if cost.median else "already reached"
+    if cost.median is None:
+        text = "never"
+    elif cost.median:
+        text = write(cost.median)
+    else:
+        text = "already reached"
     some = 0 < cost.reached < len(cost.values)
-    return f"{text} ({cost.reached}/{len(cost.values)})" if some else text
+    if some:
+        return f"{text} ({cost.reached}/{len(cost.values)})"
+    return text
 
 
 def cost_ratio(cost: TargetCost) -> str:
@@ -287,7 +304,10 @@ def cost_ratio(cost: TargetCost) -> str:
     is undetermined, and for a target never reached, which has no cost."""
     if cost.ratio is None or cost.median is None:
         return ""
-    of = f" of {cost.pairs}" if cost.pairs < len(cost.values) else ""
+    if cost.pairs < len(cost.values):
+        of = f" of {cost.pairs}"
+    else:
+        of = ""
     return f" ({'∞' if cost.ratio == float('inf') else fixed(cost.ratio, 2)} ×{of})"
 
 
@@ -296,7 +316,8 @@ PAIRED = {"after": "after", "best": "best", "reward": "training reward", "clock"
 
 def paired_text(row: CellSummary, name: str) -> str:
     """`+0.021 ± 0.010`."""
-    if (mean := row.difference.get(name)) is None:
+    mean = row.difference.get(name)
+    if mean is None:
         return NONE
     places, unit = (1, " s") if name in RATIOS or name == "clock" else (3, "")
     return signed(mean.mean, places) + (f" ± {fixed(mean.half, places)}" if mean.half is not None else "") + unit
@@ -306,7 +327,9 @@ def config_value(value: Any) -> str:
     """Format a config value on one line."""
     if value is None:
         return NONE
-    return significant(value, 6) if isinstance(value, float) else in_one_line(value)
+    if isinstance(value, float):
+        return significant(value, 6)
+    return in_one_line(value)
 
 
 def plus_minus(value: SeedMean | None, places: int = 3) -> str:

@@ -76,7 +76,10 @@ class EvalProgress(EvalObserver):
         self.close()
         if self._show_results:
             metric, main = main_figure(facts)
-            figure = f"{_value(main)}  {_bounds(main)}" if main else "unknown"
+            if main:
+                figure = f"{_value(main)}  {_bounds(main)}"
+            else:
+                figure = "unknown"
             self._line.write(f"{name}  {metric} {figure}  {duration(seconds)}")
 
     def close(self) -> None:
@@ -180,7 +183,10 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 def main_figure(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return the main figure of a set and its name: the named metric; else the accuracy, with several samples their
     mean, `mean@8`; else, if no reward decides correctness, the mean reward. None if it is unknown."""
-    accuracy = "accuracy" if facts["samples"] == 1 else f"mean@{facts['samples']}"
+    if facts["samples"] == 1:
+        accuracy = "accuracy"
+    else:
+        accuracy = f"mean@{facts['samples']}"
     values = {key: figure["value"] for key, figure in facts["estimates"].items()}
     headline = Headline.of([{**values, ACCURACY: values.get(accuracy)}], facts.get("metric"))
     key = accuracy if headline.key == ACCURACY else headline.key
@@ -189,12 +195,16 @@ def main_figure(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None
 
 def _reward_differs(facts: Mapping[str, Any]) -> bool:
     """Return True if the mean reward is not the share of correct answers."""
-    share = facts["correct"] / facts["known"] if facts["known"] else None
+    share = None
+    if facts["known"]:
+        share = facts["correct"] / facts["known"]
     return facts["reward"] is not None and (share is None or abs(facts["reward"] - share) > 1e-9)
 
 
 def _bounds(figure: Mapping[str, Any] | None) -> str:
-    return f"{fixed(figure['low'], 3)}–{fixed(figure['high'], 3)}" if figure else NONE
+    if figure:
+        return f"{fixed(figure['low'], 3)}–{fixed(figure['high'], 3)}"
+    return NONE
 
 
 def caveats(suites: Mapping[str, Any]) -> list[str]:
@@ -217,10 +227,12 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
             )
         if facts["invalid"]:
             texts.append(f"{name}: {facts['invalid']} scores failed and are left out; see `error` in {name}.parquet")
-        if unreadable := (facts.get("episodes") or {}).get("episode/unreadable"):
+        unreadable = (facts.get("episodes") or {}).get("episode/unreadable")
+        if unreadable:
             texts.append(f"{name}: {count(unreadable)} tool calls could not be read, and the model was shown the error")
             for key in facts["episodes"]:
-                if (written := key.removeprefix(OTHER_FORMAT)) != key:
+                written = key.removeprefix(OTHER_FORMAT)
+                if written != key:
                     texts.append(f"{name}: calls were written as {written}; episode.tool_format={written} reads them")
         if facts["data"]["skipped"]:
             texts.append(f"{name}: {facts['data']['skipped']} questions fill the context and were skipped")
@@ -265,11 +277,19 @@ def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
     """Name the questions that B lost, and those that it gained, with both answers; up to `most` of each."""
     lines = []
     for title, pairs in (("lost", changed.lost), ("gained", changed.gained)):
-        rest = f", {count(most)} of them:" if len(pairs) > most else ":" if pairs else ""
+        if len(pairs) > most:
+            rest = f", {count(most)} of them:"
+        elif pairs:
+            rest = ":"
+        else:
+            rest = ""
         lines.append(f"{changed.name}: B {title} {count(len(pairs))} questions{rest}")
         for first, second in pairs[:most]:
             answer = load_json(first.answer)
-            expected = "" if answer is None else f"  ({printable(str(answer).rpartition('####')[2].strip(), LINE)})"
+            if answer is None:
+                expected = ""
+            else:
+                expected = f"  ({printable(str(answer).rpartition('####')[2].strip(), LINE)})"
             lines.append(f"  {printable(' '.join(first.question.split()), LINE)}{expected}")
             lines += [f"    {side} {_judged(result, changed.metric)}" for side, result in (("A", first), ("B", second))]
     return lines
@@ -298,7 +318,10 @@ def verdict(pair: PairedComparison) -> str:
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions ({interval})"
     side = "B" if pair.difference.value > 0 else "A"
     p = p_value(pair.p)
-    is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
+    if pair.metric in (ACCURACY, "reward"):
+        is_better = "better"
+    else:
+        is_better = f"higher in {pair.metric}"
     better = f"{side} is {is_better} by {fixed(abs(pair.difference.value), 3)}"
     return f"{pair.name}: {better} ({interval}; p {p if p.startswith('<') else f'= {p}'})"
 
@@ -360,12 +383,19 @@ def graded_lines(groups: Sequence[Group]) -> list[str]:
     lines = []
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
-            mark = (
-                {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct] if score.valid else "failed"
-            )
-            answers = group.prompt.answer if isinstance(group.prompt.answer, list) else [group.prompt.answer]
+            if score.valid:
+                mark = {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct]
+            else:
+                mark = "failed"
+            if isinstance(group.prompt.answer, list):
+                answers = group.prompt.answer
+            else:
+                answers = [group.prompt.answer]
             answer = printable(" or ".join(str(right).rpartition("####")[2].strip() for right in answers))
-            expected = "" if group.prompt.answer is None else f"  ({answer})"
+            if group.prompt.answer is None:
+                expected = ""
+            else:
+                expected = f"  ({answer})"
             lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}{expected}")
     return lines
 
@@ -412,7 +442,8 @@ def results_comparison(
     for each in changed if show else ():
         lines += ["", *changed_lines(each, show)]
     for name in first.suites:
-        if unlike := first.sampled_unlike(second, name):
+        unlike = first.sampled_unlike(second, name)
+        if unlike:
             keys = " and ".join(f"`{key}`" for key in unlike)
             lines.append(
                 f"{name}: the two differ in {keys} too (see result.json), so the difference is not the model's alone"

@@ -15,7 +15,9 @@ def output_width(stream: TextIO) -> int | None:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if stream.isatty():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 def duration(seconds: float | None) -> str:
@@ -32,7 +34,9 @@ def duration(seconds: float | None) -> str:
     if total < 3600:
         return f"{total // 60}m {total % 60:02d}s"
     hours, minutes = divmod(total // 60, 60)
-    return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
+    if hours < 24:
+        return f"{hours}h {minutes:02d}m"
+    return f"{hours // 24}d {hours % 24:02d}h"
 
 
 def count(value: float | None) -> str:
@@ -56,7 +60,9 @@ def rate(value: float | None) -> str:
         return f"{NONE} tok/s"
     if value >= 99_950:
         return f"{value / 1000:,.0f}k tok/s"
-    return f"{value:,.0f} tok/s" if value >= 9.95 else f"{value:.1f} tok/s"
+    if value >= 9.95:
+        return f"{value:,.0f} tok/s"
+    return f"{value:.1f} tok/s"
 
 
 def gibibytes(size: float | None) -> str:
@@ -66,7 +72,9 @@ def gibibytes(size: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """`0.4 %` for 0.004."""
-    return f"{100 * share:.1f} %" if _shown(share) else f"{NONE} %"
+    if _shown(share):
+        return f"{100 * share:.1f} %"
+    return f"{NONE} %"
 
 
 def fixed(value: float | None, places: int = 2) -> str:
@@ -106,17 +114,23 @@ def printable(text: str, limit: int = 0) -> str:
     code. Text longer than `limit` (> 0) is truncated, with `…`.
     """
     line = "".join(map(_on_one_line, text[: limit + 1] if limit else text))
-    return line[: limit - 1] + "…" if limit and len(line) > limit else line
+    if limit and len(line) > limit:
+        return line[: limit - 1] + "…"
+    return line
 
 
 def _on_one_line(char: str) -> str:
     if char in "\n\t":
         return "⏎" if char == "\n" else " "
-    return _picture(ord(char)) if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else char
+    if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+        return _picture(ord(char))
+    return char
 
 
 def _picture(code: int) -> str:
-    return chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>"
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return f"<{code:04x}>"
 
 
 # Control characters except tab and line break, and characters that change the direction of the surrounding text.

@@ -131,12 +131,17 @@ class LogLines(Observer):
 
     def evaluated(self, record: Record) -> None:
         label = str(record.get("label", "step"))
-        name = label if label != "step" else f"step {record['step']}"
+        if label != "step":
+            name = label
+        else:
+            name = f"step {record['step']}"
         self._evals.append(record)
         headline = Headline.of(self._evals)
         value = headline.value(record)
         first = self._evals[0]
-        before = headline.value(first) if first.get("label") == "before" != label else None
+        before = None
+        if first.get("label") == "before" != label:
+            before = headline.value(first)
         parts = [
             f"eval  {name:<8} {headline.name} {fixed(value, 3)}",
             "" if value is None else f"{of_questions(record, headline):>7}",
@@ -228,22 +233,35 @@ def of_questions(record: Record, headline: Headline) -> str:
 
 def sampling_figures(record: Record, headline: Headline) -> str:
     """`95 % 0.086–0.178  pass@4 0.300`: the interval, and pass@k with several samples; empty without an interval."""
-    if (bounds := headline.bounds(record)) is None:
+    bounds = headline.bounds(record)
+    if bounds is None:
         return ""
     low, high = bounds
     ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdecimal()]
-    passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
+    if ks:
+        passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}"
+    else:
+        passed = ""
     between = " to " if low < 0 else "–"  # no dash next to a minus sign
     return f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}{passed}"
 
 
 def header(info: RunInfo) -> str:
     """`proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1`."""
-    model = f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
+    if info.parameters:
+        model = f"{info.model} {magnitude(info.parameters)}"
+    else:
+        model = info.model
     model += f" + LoRA {magnitude(info.adapter)}" if info.adapter else ""
-    threads = f" {info.threads} thread{'s' * (info.threads != 1)}" if info.threads else ""
+    if info.threads:
+        threads = f" {info.threads} thread{'s' * (info.threads != 1)}"
+    else:
+        threads = ""
     device = f"{info.device}{threads} {info.dtype}"
-    replay = "" if info.replay_of is None else f"  replay of {printable(str(info.replay_of))}"
+    if info.replay_of is None:
+        replay = ""
+    else:
+        replay = f"  replay of {printable(str(info.replay_of))}"
     return f"proxima {info.version}  {info.algorithm}{replay}  {model}  {device}  seed {info.seed}"
 
 
@@ -256,7 +274,11 @@ def resumed(info: RunInfo) -> str:
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
-    figures: tuple[StepFigure, ...] = EXAMPLE_FIGURES if "examples" in record else ROLLOUT_FIGURES
+    figures: tuple[StepFigure, ...]
+    if "examples" in record:
+        figures = EXAMPLE_FIGURES
+    else:
+        figures = ROLLOUT_FIGURES
     roles = [key.partition("/")[2] for key in record if key.startswith("reward/")]
     figures += tuple(StepFigure(r, f"reward/{r}", fixed) for r in roles if r.partition("/")[0] not in NO_ROLES)
     figures += ASYNC_FIGURES if "async/queue" in record else ()
@@ -289,14 +311,19 @@ def prompts_used(record: Record) -> str:
     carried_in = max(0, used + sum(dropped.values()) + carried - generated)
     parts = [f"{count(used)} used", *(f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped.items() if n)]
     parts += [f"{count(carried)} carried over"] if carried else []
-    before = f" + {count(carried_in)} carried in" if carried_in else ""
+    if carried_in:
+        before = f" + {count(carried_in)} carried in"
+    else:
+        before = ""
     return f"prompts {count(generated)} new{before} = {' + '.join(parts)}"
 
 
 def why_unknown(record: Record) -> str:
     """Explain why an evaluation has no figure, or not for all answers: scores failed, or no reward gives the figure."""
     answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
-    return f"{count(failed)} of {count(answers)} answers have no score" if failed else "no reward gives it"
+    if failed:
+        return f"{count(failed)} of {count(answers)} answers have no score"
+    return "no reward gives it"
 
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:
@@ -304,7 +331,10 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     status = summary.get("status", "done")
     steps = summary.get("steps", 0)
     spent = duration(summary.get("seconds"))
-    of = f" of {info.steps}" if info is not None and steps != info.steps else ""
+    if info is not None and steps != info.steps:
+        of = f" of {info.steps}"
+    else:
+        of = ""
     planned = info.steps if info is not None else steps
     parts = [f"{status}: {steps}{of} step{'s' * (planned != 1)} in {spent}"]
     evals = summary.get("eval") or {}
@@ -317,7 +347,10 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
         launched = is_rank() and not is_supervised()  # a resume needs the same launcher
-        run = "" if info is None or launched else f"proxima train {quote(str(info.folder))} --resume"
+        if info is None or launched:
+            run = ""
+        else:
+            run = f"proxima train {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         error = str(summary.get("error"))
         names_next_step = any(word in error for word in ("--resume ", STARTED_AGAIN))
@@ -331,7 +364,9 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
 
 def _justified(left: str, right: str) -> str:
     """Put `left` and `right` on a line, `right` at the right margin, at least two spaces apart."""
-    return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}" if right else left
+    if right:
+        return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}"
+    return left
 
 
 def sync_line(record: Record) -> str:
@@ -368,7 +403,10 @@ def figure_text(record: Mapping[str, Any]) -> str:
     """Format the figure of a set's record: `0.450 (95 % 0.258–0.658)`."""
     headline = Headline.of([record])
     bounds = headline.bounds(record)
-    interval = "" if bounds is None else f" (95 % {fixed(bounds[0], 3)}–{fixed(bounds[1], 3)})"
+    if bounds is None:
+        interval = ""
+    else:
+        interval = f" (95 % {fixed(bounds[0], 3)}–{fixed(bounds[1], 3)})"
     return f"{fixed(headline.value(record), 3)}{interval}"
 
 
@@ -388,7 +426,10 @@ def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
     for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
         results = [sets[name] for record in evals if name in (sets := named_sets(record))]
         first = figure_text(results[0])
-        last = figure_text(results[-1]) if len(results) > 1 else NONE
+        if len(results) > 1:
+            last = figure_text(results[-1])
+        else:
+            last = NONE
         questions = str(results[-1]["questions"])
         figure = Headline.of(results).name
         rows.append({"name": name, "figure": figure, "questions": questions, "first": first, "last": last})

@@ -21,7 +21,10 @@ def render(name: str, *, answers: Mapping[str, Any], style: str = "", **values: 
     """Render `NAME.html.j2` with `NAME.js`, if there is one, which draws `answers`, those of the viewer's server by
     path. `style` precedes the style sheets of all pages. Jinja escapes every value that is not `Markup`, and makes
     control characters in it visible."""
-    script = bundle(f"{name}.js", (HERE, PAGE)) if (HERE / f"{name}.js").is_file() else ""
+    if (HERE / f"{name}.js").is_file():
+        script = bundle(f"{name}.js", (HERE, PAGE))
+    else:
+        script = ""
     sheets = (PAGE / "microscope.css", HERE / "report.css")
     page: str = (
         _environment()

@@ -121,7 +121,10 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         return round(100 * (value - low) / (high - low), 2)
 
     def side(record: Record, value: float | None) -> dict[str, Any]:
-        when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
+        if record["step"] == 0:
+            when = "before the first step"
+        else:
+            when = f"after step {record['step']}"
         if value is None:
             return {"value": NONE, "unknown": f"unknown: {why_unknown(record)}", "when": when}
         least, most = figure.bounds(record) or (value, value)
@@ -138,7 +141,9 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         }
 
     sides = [side(record, value) for record, value in zip(shown, values, strict=True)]
-    gain = values[1] - values[0] if len(values) > 1 and values[0] is not None and values[1] is not None else None
+    gain = None
+    if len(values) > 1 and values[0] is not None and values[1] is not None:
+        gain = values[1] - values[0]
     return {
         "title": figure.title,
         "sides": sides,
@@ -186,8 +191,14 @@ def when_warned(warning: Record, steps: int) -> str:
     first, last, times = warning["step"], warning["last"], warning["times"]
     if not first and not last:
         return "before the first step"
-    span = f"at step {last}" if first == last else f"at steps {first} to {last}"
-    often = f" ({count(times)} times)" if first and first != last and times != last - first + 1 else ""
+    if first == last:
+        span = f"at step {last}"
+    else:
+        span = f"at steps {first} to {last}"
+    if first and first != last and times != last - first + 1:
+        often = f" ({count(times)} times)"
+    else:
+        often = ""
     return f"{span}{often}, {'still at the last step' if last >= steps else 'not since'}"
 
 
@@ -198,7 +209,10 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     memory = run.summary.get("peak_memory_bytes")
     names = ("allocated", "reserved", "planned")
     allocated, reserved, planned = (largest(run, f"device/memory_{name}") for name in names)
-    of_plan = f", {gibibytes(planned)} planned" if planned else ""
+    if planned:
+        of_plan = f", {gibibytes(planned)} planned"
+    else:
+        of_plan = ""
     texts = {
         "duration": duration(seconds),
         "per step": duration(typical(run, "time/step")),
@@ -305,7 +319,10 @@ def with_given_up(run: Run) -> Run:
     metrics.jsonl, to the training records; the run itself without such a step."""
     path = run.files.rollout_file(run.steps + 1)
     try:
-        rows = read_rows(path, ["outcome", "tokens"]) if run.status == "failed" and path.is_file() else []
+        if run.status == "failed" and path.is_file():
+            rows = read_rows(path, ["outcome", "tokens"])
+        else:
+            rows = []
     except (OSError, ValueError):  # the report names damaged files elsewhere
         return run
     if not rows:

@@ -47,10 +47,16 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
         }
         for uid in list(shown)[:QUESTIONS]
     ]
-    labels = ["before", "after"] if len(sets) == 2 else ["answer"]
+    if len(sets) == 2:
+        labels = ["before", "after"]
+    else:
+        labels = ["answer"]
     up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
     summary = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
-    summary = summary if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
+    if gained or lost:
+        pass
+    else:
+        summary = f"No {'verdict' if judged else 'reward'} of a question changed."
     if not any(map(_scored, (row for s in sets for row in s.values()))):
         summary = "Greedy completions, before training and of the last evaluation; they are not scored."
     return {"rows": rows, "of": len(changes), "labels": labels, "changes": summary}
@@ -58,7 +64,9 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
 
 def _change(values: Sequence[float | None]) -> float:
     """Return the last value minus the first; 0 if one is unknown."""
-    return 0.0 if values[0] is None or values[-1] is None else values[-1] - values[0]
+    if values[0] is None or values[-1] is None:
+        return 0.0
+    return values[-1] - values[0]
 
 
 def _scored(row: Mapping[str, Any]) -> bool:
@@ -72,7 +80,10 @@ def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
     said = {"text": cut(row["text"]), "turns": _turns(row)}
     if row["reward"] is None:
         return {**said, "verdict": "", "mark": "no score" if _scored(row) else ""}
-    mark = verdict or "not judged" if judged else f"reward {fixed(row['reward'], 3)}"
+    if judged:
+        mark = verdict or "not judged"
+    else:
+        mark = f"reward {fixed(row['reward'], 3)}"
     return {**said, "verdict": verdict, "mark": mark}
 
 
@@ -108,7 +119,8 @@ def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     torn."""
     rows = read_rows(file, columns)
     names = pq.read_schema(file).names
-    if more := [name for name in ("episode", "images") if name in names]:
+    more = [name for name in ("episode", "images") if name in names]
+    if more:
         rows = [row | of for row, of in zip(rows, read_rows(file, more), strict=True)]
     return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]
 
@@ -162,13 +174,18 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _outcome(row: Mapping[str, Any]) -> str:
     """`trained, advantage +0.25`."""
-    advantage = f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else ""
+    if row["advantage"]:
+        advantage = f", advantage {signed(row['advantage'], 2)}"
+    else:
+        advantage = ""
     return f"{row['outcome'].replace('_', ' ')}{advantage}"
 
 
 def answer_text(answer: Any) -> str:
     """Format an expected answer: a string unchanged, anything else as JSON."""
-    return "" if answer is None else cut(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
+    if answer is None:
+        return ""
+    return cut(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
 
 
 def cut(text: str) -> str:

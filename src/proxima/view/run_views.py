@@ -87,7 +87,9 @@ class ReportFile(Observer):
         self._info = info
 
     def ending(self) -> Mapping[str, str]:
-        return {} if self._info is None else {"report": str(self._info.folder / "report.html")}
+        if self._info is None:
+            return {}
+        return {"report": str(self._info.folder / "report.html")}
 
     def finished(self, summary: Record) -> None:
         if self._info is not None:
@@ -124,7 +126,10 @@ def nothing_learned(record: Record) -> str | None:
     if not record.get("updates") or record.get("tokens/trained") != 0:
         return None
     moved = "only momentum moved the weights (train.on_zero_gradient=skip keeps them)"
-    weights = "the weights are unchanged" if record.get("updates/skipped") else moved
+    if record.get("updates/skipped"):
+        weights = "the weights are unchanged"
+    else:
+        weights = moved
     reward = fixed(record.get("reward/mean"))
     text = f"every advantage is 0 (mean reward {reward}), so the step taught nothing and {weights}"
     remedy = VARIED
@@ -141,7 +146,9 @@ def often_truncated(record: Record) -> str | None:
     text += "expected and fades, otherwise raise sampling.max_tokens"
     if "episode/cut" in record:
         text = f"episodes reached {limits_reached(share, record, 'sampling.max_tokens')}"
-    return f"{percent(share)} of the {text}" if share > 0.5 else None
+    if share > 0.5:
+        return f"{percent(share)} of the {text}"
+    return None
 
 
 def mostly_masked(record: Record) -> str | None:

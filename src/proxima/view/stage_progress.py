@@ -30,7 +30,10 @@ class StageProgress:
         if self._clock.now() - self._last_output < self._wait:
             return
         rate = done / max(self._clock.now() - self._start, 1e-9)
-        left = f"   eta {duration((total - done) / rate)}" if rate and total and done < total else ""
+        if rate and total and done < total:
+            left = f"   eta {duration((total - done) / rate)}"
+        else:
+            left = ""
         of = f"/{count(total)}" if total else ""
         text = f"{stage}  {count(done)}{of} {unit}".rstrip() + f"   {rate:,.1f}/s{left}"
         self.show(text, done / total if total else None)
@@ -43,7 +46,10 @@ class StageProgress:
             self.write(text)
             return
         filled = round(24 * (share or 0.0))
-        line = text if share is None else f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
+        if share is None:
+            line = text
+        else:
+            line = f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
         self._width = len(line)
         write_safely(self._stream, line)
 

@@ -124,7 +124,9 @@ def draw(
         raise UserError(f"{len(surrogates)} surrogates given; draw 1 to {MOST} in one figure")
     for mu in mus:
         require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
-    rows: list[tuple[Over, float]] = [("ratio", mus[0])] if "ratio" in over else []
+    rows: list[tuple[Over, float]] = []
+    if "ratio" in over:
+        rows = [("ratio", mus[0])]
     rows += [("probability", mu) for mu in mus] if "probability" in over else []
     made = tuple(tuple(_row(surrogates, quantities, x, mu)) for x, mu in rows)
     remarks: dict[str, list[str]] = {}
@@ -229,7 +231,10 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int) -> SurrogateCurve:
         sign: the advantage, 1 or -1.
     Raises: ValueError if the surrogate needs data that a single token lacks (top-k log-probs).
     """
-    largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
+    if over == "ratio":
+        largest = min(LARGEST_RATIO * mu, 0.999)
+    else:
+        largest = 0.999
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
     probability[(probability - mu).abs().argmin()] = mu  # at r = 1 even the narrowest clip range has a point
     log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
@@ -254,7 +259,9 @@ def remark_on(spec: Surrogate) -> str:
         return "a selected token; the others have no pull"
     if spec.whole_batch:
         return "one of four tokens, the other three have not moved"
-    return "a sequence of this one token" if isinstance(spec, Gspo) or _unit(spec) == "sequence" else ""
+    if isinstance(spec, Gspo) or _unit(spec) == "sequence":
+        return "a sequence of this one token"
+    return ""
 
 
 def _unit(spec: Surrogate) -> str:

@@ -65,7 +65,10 @@ class SweepLines:
 def opening(sweep: Sweep, progresses: Sequence[RunProgress]) -> str:
     """`sweep trust_regions  4 cells × 3 seeds = 12 runs, 2 side by side  5 done before      runs/trust_regions`."""
     before = sum(s.before and s.state is RunState.DONE for s in progresses)
-    side = f", {sweep.jobs} side by side" if sweep.jobs > 1 else ""
+    if sweep.jobs > 1:
+        side = f", {sweep.jobs} side by side"
+    else:
+        side = ""
     names = (sweep.file.stem, sweep.folder.resolve().name, sweep.file.resolve().parent.name)
     name = next((name for name in names if name != "sweep"), "")
     return f"sweep {name}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
@@ -84,7 +87,9 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
     done = f"{counts[RunState.DONE]}/{len(progresses)} done"
     rest = (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
     others = [f"{counts[state]} {state.value}" for state in rest if counts[state]]
-    seconds = time_left(progresses, jobs) if counts[RunState.RUNNING] else None
+    seconds = None
+    if counts[RunState.RUNNING]:
+        seconds = time_left(progresses, jobs)
     return ", ".join([done, *others]) + (f"   eta {duration(seconds)}" if seconds else "")
 
 

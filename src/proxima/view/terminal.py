@@ -46,7 +46,10 @@ def table_text(
         table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
     for row in rows:
         table.add_row(*row.values())
-    columns = None if terminal else output_width(stream) or width
+    if terminal:
+        columns = None
+    else:
+        columns = output_width(stream) or width
     Console(file=out, force_terminal=terminal, width=columns, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 
@@ -61,7 +64,9 @@ def table_as(form: Format, rows: Rows, numbers: Rows, everything: Any) -> str:
     """
     if form == "json":
         return json.dumps(everything, indent=2, ensure_ascii=False, default=str) + "\n"
-    return csv_text(numbers) if form == "csv" else markdown(rows)
+    if form == "csv":
+        return csv_text(numbers)
+    return markdown(rows)
 
 
 def csv_text(rows: Rows) -> str:

@@ -69,7 +69,10 @@ class ThresholdFigure(Drawing):
         it = self.completion
         if it is EXAMPLE:
             return "CPPO's threshold along a completion (an example, A > 0)"
-        what = f"hypothetical, the run used {self.used}: " if self.used else ""
+        if self.used:
+            what = f"hypothetical, the run used {self.used}: "
+        else:
+            what = ""
         place = f"step {it.step}, {prompt_name(it.prompt_uid)}, sample {it.sample}"
         return f"{what}{place}, advantage {float(it.advantage[-1]):.3g}"
 
@@ -152,7 +155,9 @@ def threshold_of_run(
     Raises:
         UserError: the surrogate has no such threshold, or the run no such completion.
     """
-    chosen = measurable(parse_surrogate(surrogate)) if surrogate else None
+    chosen = None
+    if surrogate:
+        chosen = measurable(parse_surrogate(surrogate))
     if surrogate and chosen is None:
         raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
     if run_folder is None:
@@ -167,14 +172,20 @@ def threshold_of_run(
     if completion and completion not in keys:
         near = ", ".join(f"{each.prompt_uid}:{each.sample}" for each in completions[:3])
         raise UserError(f"--completion {completion}: no such trained completion; there are {near} …")
-    used = "" if own_surrogate == spec else kind_of(own_surrogate or algorithm.preference)
+    if own_surrogate == spec:
+        used = ""
+    else:
+        used = kind_of(own_surrogate or algorithm.preference)
     if isinstance(own_surrogate, Cppo):
         pairs = ((field.name, getattr(own_surrogate, field.name), getattr(spec, field.name)) for field in fields(Cppo))
         used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
     if used and not surrogate:
         said = f"the run used {used}, which has no such threshold: the figure shows what cppo would have done"
         print(said, file=sys.stderr)
-    drawn = keys[completion] if completion else most_masked(completions, spec)
+    if completion:
+        drawn = keys[completion]
+    else:
+        drawn = most_masked(completions, spec)
     return ThresholdFigure.of(drawn, spec, used)
 
 

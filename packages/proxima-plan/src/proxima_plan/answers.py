@@ -73,7 +73,10 @@ def proposed(resolved: Resolved[Any], devices: Devices, mean: float | None) -> A
                 "binds": plan.binds,
             }
         )
-        note = "; trains on completions of the step before" if "runtime.max_lag=1" in words else ""
+        if "runtime.max_lag=1" in words:
+            note = "; trains on completions of the step before"
+        else:
+            note = ""
         below += ["", f"  {number}  {plan.layout}{note}", f"     {' '.join(words)}"]
     return facts, "\n".join([trained_block(resolved), "", table_text(rows, sys.stdout, left=("binds",)), *below])
 
@@ -87,10 +90,14 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     if kind.source == MEASURED:
         measured = f"{1000 * kind.bf16:,.0f} GFLOP/s in matrix products, {1000 * kind.bandwidth:,.0f} GB/s of memory"
         lines.append(f"         measured here, for each rank: {measured}")
-    if (idle := plan.recipe.devices.count - plan.layout.devices) > 0:
+    idle = plan.recipe.devices.count - plan.layout.devices
+    if idle > 0:
         lines.append(f"idle     {idle} of {plan.recipe.devices.count} devices: the layout takes {plan.layout.devices}")
     if memory.fits:
-        how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
+        if plan.overlaps:
+            how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}"
+        else:
+            how = ""
         lines.append(f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds{how}")
         lines += _stages(plan)
         if load.generates and not plan.layout.in_process:
@@ -105,7 +112,10 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     elif slots := _slots_that_fit(plan):
         lines.append(f"step     none: it does not fit, but with engine.slots={slots}")
     else:
-        other = "--propose searches for layouts that do" if load.generates else "take more devices or larger ones"
+        if load.generates:
+            other = "--propose searches for layouts that do"
+        else:
+            other = "take more devices or larger ones"
         lines.append(f"step     none: it does not fit; {other}")
     lines += _memory(plan, micro)
     sent: dict[str, float] = {}
@@ -168,7 +178,9 @@ def _refusal(plan: StepPlan) -> list[str]:
 def _others(layout: DeviceLayout) -> str:
     """What shares a device with a server."""
     others = ["the driver", *(["the ranks"] if layout.colocated else []), *(["other servers"] * (layout.stacked > 1))]
-    return " and ".join(others[1:] or others) if len(others) > 1 else "driver and kernels"
+    if len(others) > 1:
+        return " and ".join(others[1:] or others)
+    return "driver and kernels"
 
 
 def _words_that_start(plan: StepPlan) -> str:
@@ -177,8 +189,11 @@ def _words_that_start(plan: StepPlan) -> str:
     engine = plan.load.engine
     if not memory.share:
         gib = engine.cpu_cache / GIB + max(0.0, memory.least - memory.server) / GIB
-        return f"{CACHE_GIB}={math.ceil(gib)}" if memory.least < memory.room and memory.server < memory.least else ""
-    if not (share := memory.best_share):
+        if memory.least < memory.room and memory.server < memory.least:
+            return f"{CACHE_GIB}={math.ceil(gib)}"
+        return ""
+    share = memory.best_share
+    if not share:
         return ""
     if not engine.source.startswith("engine."):
         return f"{engine.source} {share:g} on its command line"
@@ -208,7 +223,10 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
     lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} {where}, by the {memory.source}"]
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
     if memory.engine:
-        running = f"{memory.slots:,} completions at once" if memory.slots else "no room for the longest completion"
+        if memory.slots:
+            running = f"{memory.slots:,} completions at once"
+        else:
+            running = "no room for the longest completion"
         where = "the engine" if plan.layout.in_process else "a server"
         lines.append(f"         {where}: {_sizes(memory.engine)}; {running}")
         if memory.share:
@@ -233,7 +251,11 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 0.1 else duration(value)
+    if value >= 10:
+        return f"{value:,.0f} s"
+    if value >= 0.1:
+        return f"{value:.2g} s"
+    return duration(value)
 
 
 def _sizes(sizes: dict[str, int] | dict[str, float]) -> str:

@@ -72,7 +72,10 @@ def plan(
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)
-    ours = devices_here(resolved.config) if asked is None else asked[0]
+    if asked is None:
+        ours = devices_here(resolved.config)
+    else:
+        ours = asked[0]
     fits = True
     if several or lag:
         assumed = assumptions(mean_length, fitted, score, ours if asked is None else None, import_code=import_code)
@@ -101,7 +104,8 @@ def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "R
 
     resolved = resolve(recipe, overrides, root=None, import_code=import_code)
     left = to_do(resolved)
-    if problems := [problem for problem in check(resolved) if problem not in left]:
+    problems = [problem for problem in check(resolved) if problem not in left]
+    if problems:
         raise ConfigError(problems)
     return resolved
 

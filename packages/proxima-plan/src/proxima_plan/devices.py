@@ -120,7 +120,9 @@ class Devices:
     count: int
 
     def __str__(self) -> str:
-        return "this machine" if self.kind.source == MEASURED else f"{self.count}x{self.kind.name}"
+        if self.kind.source == MEASURED:
+            return "this machine"
+        return f"{self.count}x{self.kind.name}"
 
 
 @cache
@@ -163,7 +165,10 @@ def read_devices(text: str) -> list[Devices]:
     kind = kinds.get(name.upper())
     if kind is None:
         whole = " or ".join(repr(each) for each in kinds if each.startswith(f"{name.upper()}-"))
-        near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
+        if whole:
+            near = f"did you mean {whole}?"
+        else:
+            near = suggestion(name.upper(), kinds)
         raise UserError(f"--devices {text}: {name!r} is not a known device; {near}")
     counts = set[int]()
     for part in numbers.split(","):

@@ -94,7 +94,10 @@ class EngineSettings:
         if self.remote:
             notes.append("engine.url is another machine: its servers are planned as a device of this kind each")
         if self.served and not self.source.startswith("engine."):
-            default = f"a cache of {self.cpu_cache // 2**30} GiB" if cpu else f"{self.source}={self.share:g}"
+            if cpu:
+                default = f"a cache of {self.cpu_cache // 2**30} GiB"
+            else:
+                default = f"{self.source}={self.share:g}"
             notes.append(f"the servers at engine.url are taken to run with {default}, the default")
         return notes
 
@@ -108,7 +111,11 @@ def _parser(options: Mapping[str, Any]) -> argparse.ArgumentParser:
     """The parser of options by their names, a short one after a space."""
     parser = _Words(add_help=False, allow_abbrev=False)
     for names, read in options.items():
-        how: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if read is bool else {"type": read}
+        how: dict[str, Any]
+        if read is bool:
+            how = {"action": argparse.BooleanOptionalAction}
+        else:
+            how = {"type": read}
         parser.add_argument(*names.split(), default=None, **how)
     return parser
 
@@ -118,7 +125,9 @@ def _size(text: str) -> int:
     if text in ("-1", "auto"):
         return 0
     units = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-    return round(float(text[:-1]) * units[text[-1]]) if text[-1] in units else int(text)
+    if text[-1] in units:
+        return round(float(text[:-1]) * units[text[-1]])
+    return int(text)
 
 
 CHOSEN = {  # what `--propose` sets
@@ -219,7 +228,9 @@ def _quantised(name: str | None, size: float) -> float:
         return size
     if name.startswith(FOUR_BIT):
         return 0.5
-    return 1 if name.startswith(EIGHT_BIT) or name in ("compressed-tensors", "online") else size
+    if name.startswith(EIGHT_BIT) or name in ("compressed-tensors", "online"):
+        return 1
+    return size
 
 
 def _cached(name: str, size: float) -> float:

@@ -58,7 +58,10 @@ class PlannedRecipe:
             most, field = longest_of(sources_of(config.task), config.sampling)
             if mean is not None and not 1 <= mean <= most:
                 raise UserError(f"--mean-length {mean:g} must be in [1, {field}={most}]")
-            context = 0 if own is None else getattr(own.get_text_config(), "max_position_embeddings", None) or 0
+            if own is None:
+                context = 0
+            else:
+                context = getattr(own.get_text_config(), "max_position_embeddings", None) or 0
             load = load_of(config, estimate.batch, model, mean, spread, context)
             estimate.notes += load.engine.notes(cpu=devices.kind.name == CPU)
         elif mean is not None:
@@ -188,7 +191,10 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
     share = load.passes / load.updates
     whole = _drawn(load, load.trained)
     part = _drawn(load, share * load.trained)
-    stages = [times.forward(whole).repeated(load.forwards)] if load.forwards else []
+    if load.forwards:
+        stages = [times.forward(whole).repeated(load.forwards)]
+    else:
+        stages = []
     stages.append(times.update(part).repeated(load.updates))
     if load.critic is not None:
         critic = replace(times, model=load.critic, adapter=None)
@@ -272,7 +278,10 @@ def memory_of_run(resolved: Resolved[Any], device: torch.device) -> int:
     total = torch.cuda.get_device_properties(device).total_memory / GIB
     kind = nearest_kind(torch.cuda.get_device_name(device), total) or replace(device_kinds()[USUAL], name="a GPU")
     placement = resolved.config.placement
-    count = MOST if PLACEMENTS.holds(placement, "ray") else placed_ranks(placement)
+    if PLACEMENTS.holds(placement, "ray"):
+        count = MOST
+    else:
+        count = placed_ranks(placement)
     plan = plan_recipe(resolved, Devices(replace(kind, memory=total), count))
     return sum(plan.memory.trainer.values())
 

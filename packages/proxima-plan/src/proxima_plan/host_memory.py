@@ -29,7 +29,10 @@ def host_memory(model: ModelFacts, layout: DeviceLayout, memory: DeviceMemory, l
     sleeping = memory.engine.get(WEIGHTS, 0) if asleep else 0  # of each device
     states = (memory.host - sleeping) * ranks
     served = load.generates and not layout.in_process
-    way = load.engine.way(adapters=False, colocated=layout.colocated, cpu=kind == CPU) if served else ""
+    if served:
+        way = load.engine.way(adapters=False, colocated=layout.colocated, cpu=kind == CPU)
+    else:
+        way = ""
     batch = round(load.sequences * (load.mean + load.prompt) * TOKEN)
     kinds = {
         "processes": process * (ranks + servers),

@@ -74,7 +74,9 @@ class DeviceLayout:
         sharding, ranks = self.sharding, self.ranks
         if sharding.kind == "hybrid":
             return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", self.node)))
-        return ranks if sharding.kind == "full" else min(ranks, sharding.tensor_parallel * self.pipeline)
+        if sharding.kind == "full":
+            return ranks
+        return min(ranks, sharding.tensor_parallel * self.pipeline)
 
     @property
     def engine_split(self) -> int:
@@ -83,7 +85,10 @@ class DeviceLayout:
 
     @property
     def devices(self) -> int:
-        beside = 0 if self.colocated or self.elsewhere else self.engines * self.engine_devices
+        if self.colocated or self.elsewhere:
+            beside = 0
+        else:
+            beside = self.engines * self.engine_devices
         return self.ranks + beside
 
     def local(self, model: ModelFacts) -> ModelFacts:
@@ -109,14 +114,27 @@ class DeviceLayout:
         s = self.sharding
         groups = [("tensor", s.tensor_parallel), ("context", s.context_parallel), ("expert", s.expert_parallel)]
         split = "".join(f", {name} {size}" for name, size in [*groups, ("pipeline", self.pipeline)] if size > 1)
-        ranks = f"{self.ranks} ranks ({s.kind}{split})" if self.ranks > 1 else "1 rank"
+        if self.ranks > 1:
+            ranks = f"{self.ranks} ranks ({s.kind}{split})"
+        else:
+            ranks = "1 rank"
         if self.in_process:
             return f"{ranks}, {'of which rank 0' if self.ranks > 1 else 'which'} generates too"
-        of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
+        if self.engine_devices > 1:
+            of = f" of {self.engine_devices} devices"
+        else:
+            of = ""
         of += f", weights on {self.split} of them," if self.split not in (0, self.engine_devices) else ""
         engines = f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
-        where = "elsewhere" if self.elsewhere else "on the same devices" if self.colocated else "beside them"
-        return f"{ranks}, {engines} {where}" if self.engines else ranks
+        if self.elsewhere:
+            where = "elsewhere"
+        elif self.colocated:
+            where = "on the same devices"
+        else:
+            where = "beside them"
+        if self.engines:
+            return f"{ranks}, {engines} {where}"
+        return ranks
 
 
 def key_parts(model: ModelFacts, devices: int) -> int:

@@ -151,7 +151,10 @@ def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tok
     sharded = layout.sharded
     sharding = layout.sharding
     compute = BYTES[spec.compute_dtype]
-    gathered = 2 if sharded and sharding.param_dtype == "bfloat16" else BYTES[spec.dtype]
+    if sharded and sharding.param_dtype == "bfloat16":
+        gathered = 2
+    else:
+        gathered = BYTES[spec.dtype]
     states = tokens * gathered * model.hidden
     layer = _of_layer(spec, own, tokens, gathered, fused=fused)
     size = own.layers * layer + 4 * states  # embeddings, the last norm, and the states that predict
@@ -167,7 +170,10 @@ def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tok
     passing = tokens * (2 * compute * own.intermediate + 2 * gathered * model.hidden)
     passing += own.vocabulary * model.hidden * gathered if spec.lora is None else 0
     if sharded:
-        sums = own.layer * (gathered + 4) if spec.lora is None else 0
+        if spec.lora is None:
+            sums = own.layer * (gathered + 4)
+        else:
+            sums = 0
         passing += (LAYERS_AT_ONCE if sharding.reshard_after_forward else 1) * own.layer * gathered
         passing += max(0, sums - layer)
     logits = _logits(spec, own, tokens, gathered, compute)
@@ -185,7 +191,10 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, tokens: int, residual: int, 
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
     inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
     attention = 5 * e * queries  # queries, keys and values for each head, the output, and it in token order
-    of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
+    if model.normed:
+        of_heads = (4 + e) * (queries + model.kv_width)
+    else:
+        of_heads = 0
     return tokens * (norms + inputs + attention + of_heads + 4 * e * i + 2 * e * model.experts * h)
 
 
@@ -232,7 +241,10 @@ def device_memory(
     """Return the memory of a layout. `counted`: bytes of a rank from a rehearsal, which replace the formula."""
     estimated, host = trainer_memory(with_rows(spec, model, layout, device), model, layout, load, fused=device.fused)
     rank = dict(counted or estimated)
-    held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
+    if layout.colocated:
+        held = sum(rank.get(kind, 0) for kind in STEADY)
+    else:
+        held = 0
     total = int(device.memory * GIB)
     source = "formula" if counted is None else "rehearsal"
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
@@ -244,7 +256,13 @@ def device_memory(
     beside = CONTEXT + math.ceil(held * (1 + FRAGMENTED)) + load.beside
     asleep = layout.colocated and not layout.awake
     memory = replace(memory, needed=training + CONTEXT * asleep)
-    taken = (beside if asleep else training) if layout.colocated else STARTED
+    if layout.colocated:
+        if asleep:
+            taken = beside
+        else:
+            taken = training
+    else:
+        taken = STARTED
     memory = _with_servers(memory, model, layout, load, device, taken)
     return replace(memory, host=host + memory.engine[WEIGHTS] * asleep)
 
@@ -289,7 +307,10 @@ def _with_servers(
     most = engine.slots or _usual(device)[1]
     asked = math.ceil(load.asked / layout.engines)
     mean = token * (load.prompt + load.mean)  # a paged cache only holds existing tokens
-    slots = int(min(left / mean, most, asked)) if left >= row else 0
+    if left >= row:
+        slots = int(min(left / mean, most, asked))
+    else:
+        slots = 0
     used = round(max(slots, 1) * mean)
     kinds = {WEIGHTS: weights, COMPUTES: computes - CONTEXT, CACHE: used, SPARE: max(0, left - used)}
     needed = max(memory.needed, (taken if layout.colocated else 0) + layout.stacked * server)
@@ -298,7 +319,9 @@ def _with_servers(
 
 def _usual(device: DeviceKind) -> tuple[int, int]:
     """The tokens of a step and the completions at once of a vLLM server that nobody set."""
-    return MANY if device.memory >= LARGE and not device.name.startswith("A100") else FEW
+    if device.memory >= LARGE and not device.name.startswith("A100"):
+        return MANY
+    return FEW
 
 
 def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -> int:

@@ -54,7 +54,9 @@ class ModelFacts:
     @property
     def all_of_experts(self) -> int:
         """The number of weights of all experts."""
-        return round((self.parameters - self.active) / (1 - self.experts / self.all_experts)) if self.active else 0
+        if self.active:
+            return round((self.parameters - self.active) / (1 - self.experts / self.all_experts))
+        return 0
 
     @property
     def tensors(self) -> int:
@@ -70,7 +72,12 @@ class ModelFacts:
 
     def config(self) -> Any:
         """Build a `transformers` config whose layers can be split as those of the model can."""
-        kind = "qwen3_moe" if self.all_experts else "qwen3" if self.normed else "llama"
+        if self.all_experts:
+            kind = "qwen3_moe"
+        elif self.normed:
+            kind = "qwen3"
+        else:
+            kind = "llama"
         return AutoConfig.for_model(
             kind,
             hidden_size=self.hidden,
@@ -110,7 +117,10 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
     of_experts = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
     everything = _weights(model)
     routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    count = (getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0) if routed else 0
+    if routed:
+        count = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0
+    else:
+        count = 0
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     return ModelFacts(
         parameters=everything,
@@ -140,7 +150,9 @@ def critic_facts(config: RunConfig, model: ModelFacts) -> ModelFacts | None:
     critic = config.critic
     if not isinstance(critic, ModelCritic):
         return None
-    return model_facts(critic.path, critic.revision) if critic.path else replace(model, adapter=None)
+    if critic.path:
+        return model_facts(critic.path, critic.revision)
+    return replace(model, adapter=None)
 
 
 def trained_model(spec: Any) -> tuple[ModelFacts, Any]:
@@ -154,14 +166,18 @@ def trained_model(spec: Any) -> tuple[ModelFacts, Any]:
         facts = model_facts(spec.path, spec.revision, spec.lora)
         config = load_config(spec.path, spec.revision)
     except (ValueError, OSError, ImportError, AttributeError) as error:
-        if (known := known_facts(spec.path)) is not None:
+        known = known_facts(spec.path)
+        if known is not None:
             return known, None
         reason = " ".join(str(error).split())
         raise UserError(f"no plan: the size of {spec.path} is not known: {reason}") from error
     text = config.get_text_config()
     other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
     if other or not getattr(text, "num_attention_heads", None):
-        layers = f"with layers of {', '.join(other)}" if other else "without attention"
+        if other:
+            layers = f"with layers of {', '.join(other)}"
+        else:
+            layers = "without attention"
         raise UserError(
             f"no plan for {text.model_type}, {layers}", remedy="plan a decoder with attention in every layer"
         )

@@ -45,7 +45,10 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
         raise UserError(
             f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
         )
-    separate = [] if load.lag else fastest(planned, replace(load, lag=1), SHARES)[:1]
+    if load.lag:
+        separate = []
+    else:
+        separate = fastest(planned, replace(load, lag=1), SHARES)[:1]
     return fitting[:SHOWN] + [plan for plan in separate if plan.seconds < fitting[0].seconds]
 
 
@@ -77,7 +80,10 @@ def _sets_of_words(config: Any, devices: Devices) -> Iterator[list[str]]:
         fields = {"kind": "full", "param_dtype": "bfloat16"}
         changed = [name for name, value in fields.items() if getattr(sharding, name, None) != value]
         if changed:
-            started = [] if sharding is not None else ["placement=torchrun"]
+            if sharding is not None:
+                started = []
+            else:
+                started = ["placement=torchrun"]
             words = [*words, *started, *(f"placement.sharding.{name}={fields[name]}" for name in changed)]
             yield words
     optimizer = config.train.optimizer
@@ -144,7 +150,8 @@ def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}
     fields |= {"colocate": "true"} if layout.colocated else {"gpus_per_engine": layout.engine_devices}
     for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
-        if (size := getattr(sharding, name)) > 1:
+        size = getattr(sharding, name)
+        if size > 1:
             fields[name] = size
     inside = ", ".join(f"{name}: {value}" for name, value in fields.items())
     words = [f"'placement={{{inside}, sharding: {{kind: full, param_dtype: bfloat16}}}}'"]
@@ -153,7 +160,10 @@ def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     if plan.memory.share:
         words.append(f"{GPU_MEMORY}={plan.memory.share:g}")
     serve = getattr(config.engine, "serve", None)
-    given = kept_arguments(serve.arguments) if serve is not None else []
+    if serve is not None:
+        given = kept_arguments(serve.arguments)
+    else:
+        given = []
     if layout.engine_devices > 1:
         given += ["--tensor-parallel-size", str(layout.engine_devices)]
     if given or (serve is not None and serve.arguments):

@@ -55,7 +55,9 @@ class Stage(NamedTuple):
 
     @property
     def binds(self) -> str:
-        return max(self.parts, key=lambda name: self.parts[name]) if self.seconds else "nothing"
+        if self.seconds:
+            return max(self.parts, key=lambda name: self.parts[name])
+        return "nothing"
 
 
 class Sequences(NamedTuple):
@@ -91,7 +93,10 @@ class StageTimes(PlacedModel):
         model = self.model
         rates = self.device.rates
         size = self.layout.engine_split
-        used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
+        if model.all_experts:
+            used = 1 - (1 - model.experts / model.all_experts) ** running
+        else:
+            used = 0.0
         weights = (self.dense + used * model.all_of_experts) / size
         keys = running * context * model.key_elements / key_parts(model, size)
         engine = self.load.engine
@@ -109,8 +114,13 @@ class StageTimes(PlacedModel):
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
         seconds = max(bandwidth, flop) + rates.rows * products + network + fixed
-        launches = model.layers * rates.eager if engine.eager else 0.0
-        return (launches, FIXED) if launches > seconds else (seconds, binds)
+        if engine.eager:
+            launches = model.layers * rates.eager
+        else:
+            launches = 0.0
+        if launches > seconds:
+            return (launches, FIXED)
+        return (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
         """Return the seconds that one engine takes for `tokens` prompt tokens, with prompts of `mean` tokens."""
@@ -152,7 +162,10 @@ class StageTimes(PlacedModel):
         stage = self._trained("update", data, gradients=True)
         if not stage.seconds:
             return stage
-        speed = self.device.rates.host * 1e9 if self.layout.sharding.offload else self._bandwidth
+        if self.layout.sharding.offload:
+            speed = self.device.rates.host * 1e9
+        else:
+            speed = self._bandwidth
         moved = self.trained / self.layout.parts * (4 * self.master + 16)  # gradients twice, for their norm
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + moved / speed})
 
@@ -238,7 +251,10 @@ class StageTimes(PlacedModel):
         squares = data.squares / layout.shares * most.squares
         micro = most.passes
         split = layout.sharding.ranks_per_share * layout.pipeline
-        passes = (3 if self.adapter is None else 2) + self.load.checkpointing if gradients else 1
+        if gradients:
+            passes = (3 if self.adapter is None else 2) + self.load.checkpointing
+        else:
+            passes = 1
         attended = 1 + (BACKWARD + self.load.checkpointing if gradients else 0)
         compute = passes * self._products(share, split) + attended * self._attention(squares / 2) / split
         moved = passes * self._moved(share) / split + self._of_head(share, gradients=gradients) / split
@@ -258,7 +274,10 @@ class StageTimes(PlacedModel):
     def _slowest(self, lengths: tuple[float, ...]) -> Slowest:
         """Return what the slowest share computes of sequences of these lengths."""
         model = self.model
-        routed = model.all_of_experts * model.experts / model.all_experts if model.all_experts else 0.0
+        if model.all_experts:
+            routed = model.all_of_experts * model.experts / model.all_experts
+        else:
+            routed = 0.0
         pair_cost = 2 * model.layers * model.query_width / (self.dense + routed)
         return slowest(lengths, self.layout.shares, self.load.micro_tokens, pair_cost)
 

@@ -78,12 +78,16 @@ class Load:
     @property
     def asked(self) -> int:
         """The number of completions requested from the engines at once."""
-        return self.concurrent or (self.lag + 1) * self.sequences if self.lag else self.sequences
+        if self.lag:
+            return self.concurrent or (self.lag + 1) * self.sequences
+        return self.sequences
 
     @property
     def prompt_tokens(self) -> float:
         """Tokens of a prompt per completion that is trained on."""
-        return self.prompt / self.group if self.shared else self.prompt
+        if self.shared:
+            return self.prompt / self.group
+        return self.prompt
 
     @property
     def mean_square(self) -> float:
@@ -177,7 +181,9 @@ def _passes_of_later_versions(chain: VersionChain | None, lag: int) -> int:
     if chain is None:
         return 1
     between = max(1, lag - 1)
-    return between if chain.versions is None else min(chain.versions, between)
+    if chain.versions is None:
+        return between
+    return min(chain.versions, between)
 
 
 def _with_other_models(load: Load, config: RunConfig, model: ModelFacts) -> Load:
@@ -190,7 +196,8 @@ def _with_other_models(load: Load, config: RunConfig, model: ModelFacts) -> Load
         forwards += _passes_of_later_versions(algorithm.chain, load.lag)
     if algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None:
         frozen += model.parameters  # with an adapter the policy without it is the reference
-    if (distillation := algorithm.distillation) is not None and distillation.engine is None:
+    distillation = algorithm.distillation
+    if distillation is not None and distillation.engine is None:
         teacher = model_facts(distillation.path)
         frozen = frozen + teacher.parameters
         forwards = forwards + teacher.parameters / model.parameters

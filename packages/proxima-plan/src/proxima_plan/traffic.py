@@ -88,7 +88,10 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
     device = placed.device
     tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
     ranks = layout.ranks // (tensor * layout.pipeline)
-    parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
+    if sharding.kind == "hybrid":
+        parts = min(ranks, max(1, device.node // tensor))
+    else:
+        parts = ranks
     experts = placed.model.all_of_experts
     share = placed.trained / placed.model.parameters
     traffic = {}
@@ -103,7 +106,13 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
         size = collectives = 0.0
         if sharding.kind != "replicate" and group > 1:
             again = 1 + (gradients and sharding.reshard_after_forward)
-            sums = (micro if sharding.sum_gradients == "micro_batch" else 1) if gradients else 0
+            if gradients:
+                if sharding.sum_gradients == "micro_batch":
+                    sums = micro
+                else:
+                    sums = 1
+            else:
+                sums = 0
             size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)
             collectives = placed.model.layers * (micro * again + sums)
         if size:

@@ -69,7 +69,10 @@ def trajectories(data: Sequence[Datum]) -> list[Trajectory]:
     for datum in data:
         first = datum.tokens[:1]
         same = bool(out) and np.array_equal(out[-1].prompt_tokens, first)
-        last = datum.targets[-1:] if datum.targets.ndim == 1 else datum.targets[-1:, 0]
+        if datum.targets.ndim == 1:
+            last = datum.targets[-1:]
+        else:
+            last = datum.targets[-1:, 0]
         tokens = np.concatenate([datum.tokens[1:], last]).astype(np.int32)
         group = out[-1].group + (not same) if out else 0
         sampled = np.ones(len(tokens), bool)

@@ -86,13 +86,15 @@ class ClientLoss:
             self._compute = lambda targets: _core_loss(core, targets)
             return
         for key in sorted(config):
-            if near := _misspelt_field(key):
+            near = _misspelt_field(key)
+            if near:
                 raise UserError(f"loss_fn_config: unknown {key!r:.40}; did you mean {near!r}?")
         if name not in NAMED:
             known = f"known are {', '.join(NAMED)}, gspo, and those by a `surrogate`"
             raise UserError(f"no loss {name!r:.40}; {_meant(name, (*NAMED, 'gspo')) or known}")
         compute, keys, told = NAMED[name]
-        if unknown := sorted(set(config) - set(keys)):
+        unknown = sorted(set(config) - set(keys))
+        if unknown:
             raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r:.40}; it has {', '.join(keys) or 'no keys'}")
         for key, value in config.items():
             require(not isinstance(value, str), f"loss_fn_config: {key}", value, "must be a number")
@@ -224,15 +226,23 @@ def _plain(value: float | str) -> float | str:
     """The SDK sends whole numbers as floats, and true and false as texts."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value, value)
+    return value
 
 
 def _core_loss(algorithm: AlgorithmConfig, b: Targets) -> LossResult:
     if b.log_prob.dim() > 1:
         raise UserError("a loss by a surrogate takes one target a position")
     behavior, advantage = b["logprobs"], b["advantages"]
-    centre = behavior if algorithm.proximal == "behavior" else b.log_prob.detach()
-    mask = b.columns["mask"] > 0 if "mask" in b.columns else (advantage != 0) | (behavior != 0)
+    if algorithm.proximal == "behavior":
+        centre = behavior
+    else:
+        centre = b.log_prob.detach()
+    if "mask" in b.columns:
+        mask = b.columns["mask"] > 0
+    else:
+        mask = (advantage != 0) | (behavior != 0)
     batch = PolicyBatch(
         log_prob=b.log_prob,
         proximal_log_prob=b.columns.get("proximal_logprobs", centre),

@@ -71,7 +71,8 @@ class RequestLog:
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._db.text_factory = lambda text: text.decode(errors="replace")  # of a damaged file, the checksums tell
-            if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
             for name, value in {"version": str(VERSION), "model": model}.items():
@@ -91,7 +92,8 @@ class RequestLog:
         try:
             yield
         except sqlite3.OperationalError as error:
-            if full := sqlite_disk_full(error, self.path):
+            full = sqlite_disk_full(error, self.path)
+            if full:
                 raise full from error
             raise
         except sqlite3.DatabaseError as error:

@@ -181,7 +181,8 @@ def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completi
         tokens=completion.tokens.astype("<i4").tobytes(),
         logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
     )
-    if k := order.asked.topk_sample_logprobs:
+    k = order.asked.topk_sample_logprobs
+    if k:
         whole = np.concatenate([order.prompt, completion.tokens])
         _, ids, values, _ = _scored(decoder, whole, len(order.prompt), k)
         write_top_k(sequence.topk_sampled_logprobs, ids, values)
@@ -191,7 +192,10 @@ def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
     """Fill in what is asked for of the prompt's tokens: NaN, or `NO_LOG_PROB`, where it is unknown."""
     asked = order.asked
     length = len(order.prompt)
-    unknown = 1 if asked.prompt_logprobs_last_n is None else max(1, length - asked.prompt_logprobs_last_n)
+    if asked.prompt_logprobs_last_n is None:
+        unknown = 1
+    else:
+        unknown = max(1, length - asked.prompt_logprobs_last_n)
     first = unknown if order.targets is None else 1
     own, ids, values, others = _scored(decoder, order.prompt, first, asked.topk_prompt_logprobs, order.targets)
     own, ids, values = (np.pad(x, [(first, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
@@ -237,7 +241,11 @@ def stop_settings(stop: Any, stop_tokens: frozenset[int]) -> tuple[tuple[str, ..
     """
     if stop is None:
         return (), None
-    values: Sequence[Any] = [stop] if isinstance(stop, str) else list(stop)
+    values: Sequence[Any]
+    if isinstance(stop, str):
+        values = [stop]
+    else:
+        values = list(stop)
     if not values:
         return (), frozenset()
     fits = len(values) <= MOST_STOPS and all(len(value) <= LONGEST_STOP for value in values if isinstance(value, str))

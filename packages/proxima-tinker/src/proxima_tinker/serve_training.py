@@ -46,7 +46,10 @@ def serve_training(
     from proxima_tinker.service import Service
     from proxima_tinker.service_app import READ_SECONDS, ServiceApp
 
-    key = "" if key_env is None else bearer_token(key_env, "--key-env")
+    if key_env is None:
+        key = ""
+    else:
+        key = bearer_token(key_env, "--key-env")
     sent = not key or (key.startswith("tml-") and len(key) >= 12)
     demand = "must hold at least 12 characters, of which the first are tml-, as the SDK demands"
     require(sent, "--key-env", key_env, demand)
@@ -65,7 +68,10 @@ def serve_training(
             again = sum(len(model.waiting) for model in service.models.values())
             models = len(service.models)
             listening.listen()
-            goes_on = f", with {models} models of earlier; {again} requests run again" if models else ""
+            if models:
+                goes_on = f", with {models} models of earlier; {again} requests run again"
+            else:
+                goes_on = ""
             print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)
             tidying = asyncio.create_task(service.tidy())
             await server.serve([listening])

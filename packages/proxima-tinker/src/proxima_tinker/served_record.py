@@ -53,9 +53,15 @@ def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[s
     length = len(datum.tokens)
     columns = {name: _first(values) for name, values in datum.columns.items()}
     zero = np.zeros(length, np.float32)
-    behavior = None if loss.name == "cross_entropy" else columns.get("logprobs", zero)
+    if loss.name == "cross_entropy":
+        behavior = None
+    else:
+        behavior = columns.get("logprobs", zero)
     factor = columns.get("weights" if behavior is None else "advantages", zero)
-    in_loss = factor != 0 if behavior is None else (factor != 0) | (behavior != 0)
+    if behavior is None:
+        in_loss = factor != 0
+    else:
+        in_loss = (factor != 0) | (behavior != 0)
     if "mask" in columns:
         in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
     whole = {
@@ -68,13 +74,18 @@ def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[s
         "proximal_log_prob": columns.get("proximal_logprobs") if loss.whole else None,
     }
     where = np.flatnonzero(in_loss)
-    part = slice(int(where[0]), int(where[-1]) + 1) if len(where) else slice(length - 1, length)
+    if len(where):
+        part = slice(int(where[0]), int(where[-1]) + 1)
+    else:
+        part = slice(length - 1, length)
     cut = {name: None if values is None else values[part] for name, values in whole.items()}
     return cut | {"prompt_tokens": datum.tokens[: part.start + 1]}
 
 
 def _first(values: Array) -> Array:
-    return values if values.ndim == 1 else np.ascontiguousarray(values[:, 0])
+    if values.ndim == 1:
+        return values
+    return np.ascontiguousarray(values[:, 0])
 
 
 def _bounded(metrics: Metrics) -> Metrics:
@@ -166,7 +177,10 @@ class ServedRecord:
         self.spec = spec
         self.tokenizer = base.tokenizer
         self.stops = base.stop_tokens
-        self.path = str(Path(base.path).resolve()) if Path(base.path).exists() else base.path
+        if Path(base.path).exists():
+            self.path = str(Path(base.path).resolve())
+        else:
+            self.path = base.path
         if self.files.metrics.exists():  # a crash may have left a part of a line
             os.truncate(self.files.metrics, max((end for _, end in lines_from(self.files.metrics)), default=0))
         self.last = max((int(line["step"]) for line in self.files.read_metrics()), default=0)

@@ -478,7 +478,8 @@ class Service:
             raise UserError(f"{path} exists; choose another name, or set overwrite")
         if known is None or known["seq"] != seq:
             self._write_checkpoint(model, seq, path, values)
-        if (number := values.get("sampling_session_seq_id")) is None:
+        number = values.get("sampling_session_seq_id")
+        if number is None:
             return _json(type=asked.type, path=path)
         id = self.create_sampler(model.record["session"], number, path)
         return _json(type=asked.type, sampling_session_id=id)
@@ -617,7 +618,8 @@ class Service:
             numbered = number.isdecimal() and len(number) < 20 and int(number) < 2**63
             seq = int(number) if numbered else -1
             try:
-                if (stored := self.journal.answer(model, seq)) is not None:
+                stored = self.journal.answer(model, seq)
+                if stored is not None:
                     return stored
             except KeyError:  # the SDK sends samples again when it hears 410
                 gone = f"no request {request_id!r:.100}: it is over, or samples of an earlier server"
@@ -632,11 +634,13 @@ class Service:
         done, _ = await asyncio.wait({self.answers[request_id]}, timeout=seconds)
         if not done:
             return None
-        return CANCELLED if (answer := done.pop()).cancelled() else answer.result()
+        answer = done.pop()
+        return CANCELLED if answer.cancelled() else answer.result()
 
     def cancel(self, request_id: str) -> None:
         """Stop a sample that its client does not want any more."""
-        if isinstance(task := self.answers.get(request_id), asyncio.Task):
+        task = self.answers.get(request_id)
+        if isinstance(task, asyncio.Task):
             task.cancel()
 
     async def close(self) -> None:
@@ -682,7 +686,9 @@ def checked(what: str, file: Path, written: Checksum | None = None) -> Path:
     """
 
     def damage() -> str:
-        return damage_beside_checksums(file) if written is None else written.difference(file)
+        if written is None:
+            return damage_beside_checksums(file)
+        return written.difference(file)
 
     if damage() and (why := damage()):  # a folder may have been replaced during the first look
         raise UserError(f"{what} {why}", remedy=OTHERS if written is None else LOAD)

@@ -91,7 +91,13 @@ class ServiceApp:
         self._admit(request)
         most = {ServiceApp.forward_backward: self.reader.most, ServiceApp.sample: min(self.reader.most, SAMPLE_BODY)}
         async with self.reader.body(request, most.get(handler, SMALL_BODY)) as body:
-            asked: Any = request if kind is Request else body if kind is bytes else _parsed(kind, body)
+            asked: Any
+            if kind is Request:
+                asked = request
+            elif kind is bytes:
+                asked = body
+            else:
+                asked = _parsed(kind, body)
             name = getattr(asked, "base_model", None)
             served = self.service.name
             known = name in (None, served, self.service.settings.path)
@@ -100,7 +106,9 @@ class ServiceApp:
             answer = await answer if isawaitable(answer) else answer
         if answer is None:
             return Response(status_code=204)
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
+        if isinstance(answer, Response):
+            return answer
+        return JSONResponse(answer)
 
     def _admit(self, request: Request) -> None:
         """Raise HTTPException for a client without access, before its body is read."""
@@ -282,7 +290,8 @@ class ServiceApp:
             raise UserError(f"the prompt has an id outside 0 … {vocabulary - 1}")
         _within("topk_prompt_logprobs", asked.topk_prompt_logprobs, 0, min(vocabulary, MOST_CELLS // len(ids)))
         _within("topk_sample_logprobs", asked.topk_sample_logprobs, 0, min(vocabulary, MOST_TOP_K))
-        if (last := asked.prompt_logprobs_last_n) is not None:
+        last = asked.prompt_logprobs_last_n
+        if last is not None:
             _within("prompt_logprobs_last_n", last, 1, len(ids) - 1)
         stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
         sampling = _sampling(params, stop, context - len(ids), vocabulary)
@@ -363,7 +372,8 @@ def _parsed(kind: type[BaseModel], body: bytes) -> Any:
     except ValueError:  # it would make every list in which it stands unreadable
         raise UserError("user_metadata: must have finite numbers and whole characters") from None
     for name, bounds in BOUNDS.items():
-        if (number := getattr(values, name, None)) is not None:
+        number = getattr(values, name, None)
+        if number is not None:
             _within(name, number, *bounds)
     optimizer = getattr(getattr(values, "optimizer_config", None), "type", "adamw")
     require(optimizer == "adamw", "optimizer_config.type", optimizer, "is not served; only adamw is")
@@ -371,7 +381,8 @@ def _parsed(kind: type[BaseModel], body: bytes) -> Any:
 
 
 def _need(asked: Any, name: str) -> Any:
-    if (value := getattr(asked, name)) is None:
+    value = getattr(asked, name)
+    if value is None:
         raise UserError(f"{name} is missing")
     return value
 

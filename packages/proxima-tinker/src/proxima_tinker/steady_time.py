@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 def _elapsed() -> float:
     """Seconds from an arbitrary origin; on Linux with those that the machine slept."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot is None else time.clock_gettime(boot)
+    if boot is None:
+        return time.monotonic()
+    return time.clock_gettime(boot)
 
 
 _BEGAN = time.time() - _elapsed()

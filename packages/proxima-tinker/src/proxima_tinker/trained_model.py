@@ -101,7 +101,10 @@ class TrainedModel:
         finally:
             for parameter, earlier in before:
                 if earlier is not None:
-                    parameter.grad = earlier if parameter.grad is None else earlier.add_(parameter.grad)
+                    if parameter.grad is None:
+                        parameter.grad = earlier
+                    else:
+                        parameter.grad = earlier.add_(parameter.grad)
 
     def _run(self, data: Sequence[Datum], loss: ClientLoss, *, backward: bool) -> Generator[None, None, PassResult]:
         items = trajectories(data)

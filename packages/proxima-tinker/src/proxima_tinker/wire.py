@@ -100,7 +100,8 @@ def _datum(number: int, message: Any) -> Datum:
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise UserError(f"{place}: a chunk of kind {kind}; only text is served")
-        if len(encoded := chunk.encoded_text.tokens) % 4:
+        encoded = chunk.encoded_text.tokens
+        if len(encoded) % 4:
             raise UserError(f"{place}: model_input has {len(encoded)} bytes, no whole number of int32")
         parts.append(np.frombuffer(encoded, np.dtype("<i4")))
     columns = {name: _array(f"{place}: {name:.40}", tensor) for name, tensor in message.loss_fn_inputs.items()}

@@ -106,7 +106,10 @@ class ContainerRunner:
 
     def describe(self, code: int, errors: str) -> str:
         its_own = of_program(code)
-        how = describe_exit(its_own) if its_own == code else f"{describe_exit(its_own)} (exit code {code})"
+        if its_own == code:
+            how = describe_exit(its_own)
+        else:
+            how = f"{describe_exit(its_own)} (exit code {code})"
         said = last_lines(errors)
         return ": ".join(filter(None, [f"{how} of its container", SAID.get(code, ""), said]))
 

@@ -50,7 +50,8 @@ def serve_codes(control: socket.socket) -> tuple[str, list[int], LineChannel]:
             continue
         os.chown(FOLDER, user, user)
         kind, limits, errors = json.loads(data)
-        if (pid := os.fork()) == 0:
+        pid = os.fork()
+        if pid == 0:
             for inherited in (control, listener, connection):
                 inherited.close()
             channel, *files = descriptors

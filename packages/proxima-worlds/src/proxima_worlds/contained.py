@@ -131,7 +131,10 @@ class Contained:
             while not select.select([listener], [], [], BEAT)[0]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     late = process.poll() is None
-                    said = f"does not start in {TRIAL_SECONDS:g} s" if late else f"can't be started: {child.said()}"
+                    if late:
+                        said = f"does not start in {TRIAL_SECONDS:g} s"
+                    else:
+                        said = f"can't be started: {child.said()}"
                     child.end()
                     raise ContainerFailed("", None, f"a container of {self.containers.program} {said}")
             channel, _ = listener.accept()

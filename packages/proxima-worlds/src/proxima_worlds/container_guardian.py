@@ -35,7 +35,9 @@ def names(engine: str, run: str = "") -> list[str] | None:
 def volumes(engine: str, run: str = "proxima") -> list[str] | None:
     """The names of the volumes of a run, or of all runs; None: the engine did not say."""
     listed = _listed(engine, "volume", "ls", "--filter", f"name={run}", "--format", "{{.Name}}")
-    return None if listed is None else [name for name in listed if name.startswith(f"{run}-")]
+    if listed is None:
+        return None
+    return [name for name in listed if name.startswith(f"{run}-")]
 
 
 def _listed(*asked: str) -> list[str] | None:

@@ -159,7 +159,9 @@ class Container:
 
 def _limit(name: int, most: int) -> int:
     hard = resource.getrlimit(name)[1]
-    return most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if hard == resource.RLIM_INFINITY:
+        return most
+    return min(hard, most)
 
 
 @dataclass(frozen=True)
@@ -342,9 +344,13 @@ def engine_program(engine: str) -> str:
     if sys.platform != "linux":  # elsewhere they run in a virtual machine, which shares no sockets with this one
         raise ContainerFailed("engine", engine, "can't start containers: that needs Linux", "run without a container")
     for name in ENGINES if engine == "auto" else (engine,):
-        if program := shutil.which(name):
+        program = shutil.which(name)
+        if program:
             return program
-    missing = "neither podman nor docker is" if engine == "auto" else f"{engine} is not"
+    if engine == "auto":
+        missing = "neither podman nor docker is"
+    else:
+        missing = f"{engine} is not"
     raise ContainerFailed("engine", engine, f"can't start containers: {missing} installed", "install podman")
 
 
@@ -364,7 +370,8 @@ def ensure_image(program: str, image: str) -> str:
     Raises:
         ContainerFailed: it can't be pulled.
     """
-    if not (known := image_id(program, image)):
+    known = image_id(program, image)
+    if not known:
         code, said = run_shown([program, "pull", image], PULL_SECONDS, environment=client_environment())
         if code:
             message = f"is not an image that {program} has, and can't be pulled: {said}"

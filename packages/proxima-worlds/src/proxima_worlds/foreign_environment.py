@@ -76,7 +76,10 @@ def _answered(
     environment: ForeignEnvironment, split: str | None = None, skip: int = 0, size: int | None = None
 ) -> tuple[Mapping[str, Any], tuple[Mapping[str, Any], ...]]:
     """The facts and the rows; loading takes seconds, and a run asks several times."""
-    asked = {} if split is None else {"split": split, "skip": skip, "size": size}
+    if split is None:
+        asked = {}
+    else:
+        asked = {"split": split, "skip": skip, "size": size}
     command = environment.command("describe" if split is None else "rows", **asked)
     try:
         program = Program(command, name="its process", guarded=True)

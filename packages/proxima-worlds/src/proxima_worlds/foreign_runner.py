@@ -67,7 +67,10 @@ class LoadedEnvironment:
             message = f"has a reward function of whole groups, {', '.join(whole)}, which an episode alone doesn't have"
             raise BadField("name", name, message)
         for rubric in self.rubrics:
-            weights = rubric.weights if len(rubric.weights) == len(rubric.funcs) else [1.0] * len(rubric.funcs)
+            if len(rubric.weights) == len(rubric.funcs):
+                weights = rubric.weights
+            else:
+                weights = [1.0] * len(rubric.funcs)
             rubric.funcs[:] = map(_reported, rubric.funcs, weights)
         self.rewards = [function.__name__ for rubric in self.rubrics for function in rubric.funcs]
 
@@ -82,7 +85,10 @@ class LoadedEnvironment:
             data = self.environment.get_dataset()
         for row in data:
             prompt = row["prompt"]
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            if isinstance(prompt, str):
+                messages = [{"role": "user", "content": prompt}]
+            else:
+                messages = prompt
             yield {"messages": _texts(messages), "answer": row.get("answer"), OWN: row}
 
     @contextlib.asynccontextmanager
@@ -107,14 +113,19 @@ class LoadedEnvironment:
         error = result.get("error")
         raising = [f"the reward function {name} {what}" for name, (weight, what) in failures.items() if weight]
         failed = error is not None and not _empty_answer(error)
-        reasons = [" ".join(str(_error_text(error)).split())[:300]] if failed else []
+        if failed:
+            reasons = [" ".join(str(_error_text(error)).split())[:300]]
+        else:
+            reasons = []
         if raising:
             return {"error": "; ".join([*reasons, raising[0]]), "unscored": True}
         return answer | {"error": reasons[0]} if failed else answer
 
 
 def _error_text(error: Any) -> Any:
-    return error.get("error_chain_repr") or error.get("error") or error if isinstance(error, Mapping) else repr(error)
+    if isinstance(error, Mapping):
+        return error.get("error_chain_repr") or error.get("error") or error
+    return repr(error)
 
 
 def _empty_answer(error: Any) -> bool:
@@ -173,7 +184,8 @@ class TasksetEnvironment:
             seats = [seat for seat, each in agent_config_fields(config).items() if each.client is None]
             if not seats:
                 raise BadField("args", given, "give every agent a client of its own, so the policy plays none")
-            if unnamed := [seat for seat in seats if len(seats) > 1 and seat in NO_ROLES]:
+            unnamed = [seat for seat in seats if len(seats) > 1 and seat in NO_ROLES]
+            if unnamed:
                 raise BadField("name", name, f"has an agent {unnamed[0]!r}, whose name is that of a metric")
             for seat in seats:
                 self._prepare(config, seat, f"policy/{seat}" if len(seats) > 1 else None, given)
@@ -211,8 +223,14 @@ class TasksetEnvironment:
         for task in self.taskset:
             data = task.data
             asked = data.prompt or ""
-            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else data.model_dump()["prompt"]
-            system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            if isinstance(asked, str):
+                messages = [{"role": "user", "content": asked}]
+            else:
+                messages = data.model_dump()["prompt"]
+            if data.system_prompt:
+                system = [{"role": "system", "content": data.system_prompt}]
+            else:
+                system = []
             answer = getattr(data, "answer", None)
             yield {"messages": _texts([*system, *messages]), "answer": answer, OWN: data.model_dump(mode="json")}
 
@@ -243,7 +261,10 @@ class TasksetEnvironment:
         played = [trace for several in traces.values() for trace in several]
         errors = [error for each in (episode, *played) for error in each.errors]
         if not episode.ok or not played:
-            what = f"{errors[-1].type}: {errors[-1].message}" if errors else "no agent of the policy was run"
+            if errors:
+                what = f"{errors[-1].type}: {errors[-1].message}"
+            else:
+                what = "no agent of the policy was run"
             return {"error": " ".join(what.split())[:300]}
         unscored = [name for trace in played for name, reward in trace.rewards.items() if reward is None]
         if unscored:
@@ -287,7 +308,8 @@ class ResourcesServer:
         (server,) = servers
         settings = {"host": "", "port": 0, "entrypoint": "app.py", "name": name, "domain": "other", **given}
         config_class = server.model_fields["config"].annotation
-        if unknown := [field for field in given if field not in config_class.model_fields]:
+        unknown = [field for field in given if field not in config_class.model_fields]
+        if unknown:
             fields = ", ".join(sorted(config_class.model_fields))
             raise BadField("args", dict(args), f"have {unknown[0]!r}; the server's config has {fields}")
         try:
@@ -374,12 +396,17 @@ def _asked(row: Row) -> list[Row]:
     parameters = row["responses_create_params"]
     asked = parameters["input"]
     first = parameters.get("instructions")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    if isinstance(asked, str):
+        items = [{"role": "user", "content": asked}]
+    else:
+        items = asked
     if any("role" not in item for item in items):
         raise BadField("name", None, "has a row that begins with tool calls, which is not supported")
     roles = {"developer": "system"}
     messages = [{"role": roles.get(item["role"], item["role"]), "content": _plain(item["content"])} for item in items]
-    return [{"role": "system", "content": first}, *messages] if first else messages
+    if first:
+        return [{"role": "system", "content": first}, *messages]
+    return messages
 
 
 def _plain(content: Any) -> Any:
@@ -461,7 +488,10 @@ def _module(name: str) -> Any:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise BadField("name", name, f"can't be imported: {short(error)}") from None
         except Exception as error:
-            older = "; it was written for another version" if "module 'verifiers'" in str(error) else ""
+            if "module 'verifiers'" in str(error):
+                older = "; it was written for another version"
+            else:
+                older = ""
             raise BadField("name", name, f"can't be imported: {short(error)}{older}") from None
     raise BadField("name", name, f"is not an environment that {sys.executable} can import; install its package there")
 
@@ -571,7 +601,10 @@ def play(given: Row, write: Callable[[Row], None]) -> None:
     async def played(job: Row) -> Row:
         answer: Row = await environment.play(job)
         given = answer.get("reward", 0.0)
-        values = list(given.values()) if isinstance(given, Mapping) else [given]
+        if isinstance(given, Mapping):
+            values = list(given.values())
+        else:
+            values = [given]
         if not all(map(math.isfinite, values)):
             return {"error": f"the reward is {answer['reward']}", "unscored": True}
         return answer

@@ -278,7 +278,8 @@ class TaskContainer:
         if code == TIMED_OUT:
             raise NoReward(f"the tests took longer than {self.task.tests_seconds:g} s (verifier.timeout_sec)")
         for file in REWARDS:
-            if (text := await self._read(file)) is not None:
+            text = await self._read(file)
+            if text is not None:
                 return reward_of(text, file)
         said = last_lines(await self._read(SAID) or errors)
         raise NoReward(f"the tests ended with exit code {code} and wrote no reward: {said}")
@@ -300,7 +301,10 @@ class TaskContainer:
 
     def close(self) -> None:
         """End the container, and that of its tests; may be called twice."""
-        places = [self.place, self._judge_place] if self._judge_place else [self.place]
+        if self._judge_place:
+            places = [self.place, self._judge_place]
+        else:
+            places = [self.place]
         self.containers.remove(places, [*(self.volumes or {}).values()])
 
 

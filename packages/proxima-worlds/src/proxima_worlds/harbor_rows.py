@@ -84,7 +84,10 @@ class Harbor(PlayedTask):
 
     def _tasks(self) -> list[HarborTask]:
         top = Path(self.path).expanduser().resolve()
-        folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
+        if (top / "task.toml").is_file():
+            folders = [top]
+        else:
+            folders = sorted(file.parent for file in top.glob("*/task.toml"))
         require(bool(folders), "path", self.path, "has no folder with a task.toml")
         with as_field_errors(ContainerFailed):
             return [read_task(folder, self.network, tuple(self.variables), tuple(self.carried)) for folder in folders]

@@ -71,8 +71,13 @@ class HarborShell(Environment):
         self.left -= time.monotonic() - began
         if len(said) > SHOWN:
             said = f"{said[: SHOWN // 2]}\n...\n{said[-SHOWN // 2 :]}"
-        ending = f"timed out after {seconds:.0f} s" if code == TIMED_OUT else f"exit code {code}"
-        return f"{said.strip()}\n({ending})" if code else said.strip() or "(no output)"
+        if code == TIMED_OUT:
+            ending = f"timed out after {seconds:.0f} s"
+        else:
+            ending = f"exit code {code}"
+        if code:
+            return f"{said.strip()}\n({ending})"
+        return said.strip() or "(no output)"
 
     async def get_reward(self) -> float:
         """Run the task's tests."""

@@ -202,10 +202,12 @@ def _refuse_unsupported(
         "verifier.collect": verifier.get("collect"),
         "environment/docker-compose.yaml": (folder / "environment" / "docker-compose.yaml").exists(),
     }
-    if named := [name for name, given in unsupported.items() if given]:
+    named = [name for name, given in unsupported.items() if given]
+    if named:
         raise ContainerFailed("path", str(folder), f"uses {', '.join(named)}, which is not supported")
     wanted = ["tests/test.sh"] + ["environment/Dockerfile"] * (not own.get("docker_image"))
-    if missing := [name for name in wanted if not (folder / name).is_file()]:
+    missing = [name for name in wanted if not (folder / name).is_file()]
+    if missing:
         raise ContainerFailed("path", str(folder), f"has no {' and no '.join(missing)}")
 
 
@@ -213,7 +215,9 @@ def _megabytes(size: str) -> float:
     """A size as older tasks write it: 2G, 512M."""
     if not re.fullmatch(r"([0-9]+(\.[0-9]+)?[KMGkmg])?", size):
         raise ValueError(f"memory = {size!r:.100}, must be a number with K, M or G, as 2G")
-    return float(size[:-1]) * UNITS[size[-1].upper()] if size else 0.0
+    if size:
+        return float(size[:-1]) * UNITS[size[-1].upper()]
+    return 0.0
 
 
 def _resolved(variables: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
@@ -224,7 +228,8 @@ def _resolved(variables: Mapping[str, str], allowed: tuple[str, ...]) -> dict[st
             raise ValueError(
                 f"env has {name!s:.100} = {value!r:.100}, must be a text of one line, and its name one of a variable"
             )
-        if match := VARIABLE.fullmatch(value):
+        match = VARIABLE.fullmatch(value)
+        if match:
             known = match[1] in allowed
             value = os.environ.get(match[1], match[2]) if known else match[2]
             if value is None and known:

@@ -210,7 +210,9 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
         specs |= {f"{slot}.{i}": spec for i, spec in enumerate(getattr(algorithm, slot))}
     for slot, spec in specs.items():
         missing = (frozenset() if spec is None else spec.needs) - supplied
-        kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
+        kind = None
+        if missing:
+            kind = r.entry(f"algorithm.{slot}.kind").value
         if missing & FROM_TOP_K and setting(engine, "top_k_log_probs") == 0:  # one switch for all of them
             message = f"{kind!r} with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20"
             yield f"algorithm.{slot}.kind", message
@@ -226,7 +228,8 @@ def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic:
     """An advantage may need rewards, groups, greedy baselines and a forward pass of the policy, which the loop
     supplies, and values, which a critic supplies."""
     path = "algorithm.advantage.kind"
-    if missing := unsupported_by_loop(algorithm.advantage, frozenset() if critic is None else {"value"}):
+    missing = unsupported_by_loop(algorithm.advantage, frozenset() if critic is None else {"value"})
+    if missing:
         usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
         remedy = f"set critic=model or critic=head, or use one of {usable}"
         if "`value`" not in missing:
@@ -360,7 +363,8 @@ def corrections_are_possible(r: Resolved[Any], algorithm: AlgorithmConfig) -> Fi
     }
     for i, spec in enumerate(algorithm.correction):
         path = f"algorithm.correction.{i}.kind"
-        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
+        problem = spec.conflict(algorithm.surrogate, algorithm.correction)
+        if problem:
             yield path, f"{r.entry(path).value!r} {problem}"
         if algorithm.proximal in wrong and {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
             yield path, wrong[algorithm.proximal]
@@ -480,7 +484,10 @@ def bounds_can_be_held(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings
     surrogate = algorithm.surrogate
     if surrogate is None or not surrogate.bounds:
         usable = ", ".join(sorted(kind for kind, cls in SURROGATES.items() if vars(cls).get("bounds")))
-        kind = "nothing" if surrogate is None else repr(r.entry("algorithm.surrogate.kind").value)
+        if surrogate is None:
+            kind = "nothing"
+        else:
+            kind = repr(r.entry("algorithm.surrogate.kind").value)
         yield "algorithm.hold", f"{kind} has no bounds to scale; use one of {usable}, or hold=null"
         return
     if all(getattr(surrogate, name) in (None, float("inf")) for name in surrogate.bounds):

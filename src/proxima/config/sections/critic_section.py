@@ -102,6 +102,7 @@ def critic_fits_the_run(critic: Any, algorithm: AlgorithmConfig, train: TrainCon
         critic.training(train)
     except FieldError as error:
         yield f"critic.{error.field}", error.requirement
-    if (waits := critic.value_warmup_steps) >= (steps := train.steps):
+    waits = critic.value_warmup_steps
+    if waits >= (steps := train.steps):
         message = f"the policy would wait for all {steps} steps of the run (train.steps={steps}); lower it"
         yield "critic.value_warmup_steps", f"{message}, with {waits} it never learns"

@@ -172,15 +172,22 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
 def agent_of(task: Any) -> Mapping[str, Any]:
     """The arguments of a task's agent; empty of a task without one."""
     environment = world_of(task, "environment")
-    return environment if isinstance(environment, Mapping) and agent_class(environment.get("kind")) else {}
+    if isinstance(environment, Mapping) and agent_class(environment.get("kind")):
+        return environment
+    return {}
 
 
 def environment_class(task: Any) -> type | None:
     """The class of the kind of a task's environment; None of a task without one, and of `module:Class`, which only a
     worker imports."""
     given = world_of(task, "environment")
-    kind = given.get("kind") if isinstance(given, Mapping) else given
-    return ENVIRONMENTS[kind] if isinstance(kind, str) and kind in ENVIRONMENTS else None
+    if isinstance(given, Mapping):
+        kind = given.get("kind")
+    else:
+        kind = given
+    if isinstance(kind, str) and kind in ENVIRONMENTS:
+        return ENVIRONMENTS[kind]
+    return None
 
 
 def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> list[str]:
@@ -204,7 +211,10 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
         with suppress(UserError):  # said where the world is built
             named = config.episode.tool_format
             arguments = config.data.template_arguments
-            tool_format = format_of(model.tokenizer, arguments) if named == "auto" else named
+            if named == "auto":
+                tool_format = format_of(model.tokenizer, arguments)
+            else:
+                tool_format = named
             notes += call_notes(tool_format, config.sampling, "episode")
     return notes
 
@@ -236,7 +246,8 @@ def _roles_of_agent(play: Any) -> Sequence[str]:
     if isinstance(roles, list | tuple):
         return roles
     cls: Any = agent_class(given.get("kind"))
-    if not isinstance(declared := getattr(cls, "roles", ()), property):
+    declared = getattr(cls, "roles", ())
+    if not isinstance(declared, property):
         return tuple(declared)
     with suppress(FieldError):  # said by `agents_can_play`
         arguments = {name: value for name, value in given.items() if name != "kind"}
@@ -271,7 +282,10 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
     their bounds."""
     for path, task in played_in(r.config).items():
         given = world_of(task, "environment")
-        kind = given.get("kind") if isinstance(given, Mapping) else given
+        if isinstance(given, Mapping):
+            kind = given.get("kind")
+        else:
+            kind = given
         try:
             if isinstance(kind, str):
                 require_environment(kind)
@@ -291,10 +305,16 @@ def agents_can_play(r: Resolved[Any]) -> Findings:
         if problems:
             continue
         given = world_of(task, "environment")
-        arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
+        if isinstance(given, Mapping):
+            arguments = dict(given)
+        else:
+            arguments = {"kind": given}
         kind = arguments.pop("kind", None)
         try:
-            asked = asked_kind(kind, arguments) if agent is None else agent
+            if agent is None:
+                asked = asked_kind(kind, arguments)
+            else:
+                asked = agent
             if hasattr(asked, "check"):
                 asked.check()
         except FieldError as error:
@@ -304,7 +324,8 @@ def agents_can_play(r: Resolved[Any]) -> Findings:
 def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
     """A task's agent, None if there is none or if its fields have problems, and these, by the names of the recipe."""
     task = played_in(r.config)[path]
-    if not (given := agent_of(task)):
+    given = agent_of(task)
+    if not given:
         return None, []
     cls: Any = agent_class(given["kind"])
     path = f"{path}.environment"
@@ -317,7 +338,8 @@ def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
         return None, [(f"{path}.{error.field}", error.requirement)]
     agent = builder.dataclass(cls, node_of(own, source), path, given["kind"])
     problems = builder.all_problems()
-    if (elsewhere := AGENT_SANDBOXES.elsewhere) and set(own) - {info.name for info in fields_of(cls)}:
+    elsewhere = AGENT_SANDBOXES.elsewhere
+    if elsewhere and set(own) - {info.name for info in fields_of(cls)}:
         problems = [replace(each, message=f"{each.message}; {elsewhere}") for each in problems]
     for name, other in other_names.items():
         changed = {f"{path}.{name}": f"{path}.{other}"}
@@ -417,7 +439,10 @@ def sources_learn_from_what_there_is(r: Resolved[Any], algorithm: Any) -> Findin
     if of_rewards and not algorithm.trains_on_rewards:
         source = of_rewards[0]
         remedy = "set it to teacher, or name an algorithm.surrogate"
-        value = "is 'rewards'" if source.learns_from else "is null, which is rewards beside a teacher"
+        if source.learns_from:
+            value = "is 'rewards'"
+        else:
+            value = "is null, which is rewards beside a teacher"
         yield f"{source.place}.learns_from", f"{value}, and nothing trains on them; {remedy}"
     if of_rewards and not taught:
         message = "is 'rewards', which says something only beside a source that learns from the teacher; remove it"

@@ -136,7 +136,10 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
         if isinstance(asked, SplitTask) and asked.shares_data(trained):
             yield from _of_a_split(path, asked, trained)
         elif asked == trained:
-            remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
+            if hasattr(asked, "path"):
+                remedy = f"name another file with {path}.path"
+            else:
+                remedy = "set another split"
             yield path, f"has the same questions as `task`, so it measures training data; {remedy}"
         elif all(TASKS.holds(part, "arithmetic") for part in (asked, trained)):
             share = {part.split: part.held_out for part in (trained, asked)}  # one, if both are of the same split
@@ -153,7 +156,10 @@ def _of_a_split(path: str, asked: SplitTask, trained: SplitTask) -> Findings:
     remedy = f"name another file with {path}.path, or leave eval.task out and set task.held_out=0.1"
     if trained.held_out is not None:
         remedy = f"leave eval.task out, or set {path}.part=held_out and {path}.held_out={trained.held_out:g}"
-    what = "has the same questions as `task`" if asked.part == trained.part else "has questions of `task`"
+    if asked.part == trained.part:
+        what = "has the same questions as `task`"
+    else:
+        what = "has questions of `task`"
     yield path, f"{what}, so it measures training data; {remedy}"
 
 
@@ -171,7 +177,10 @@ def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequenc
         return
     metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
     rewards = {as_reward(spec).label for spec in scored_by}
-    several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
+    if samples > 1:
+        several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)}
+    else:
+        several = set()
     metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several, *role_metric_names(eval.task)}
     if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
         also = "NAME/PART for a part of a reward's own"

@@ -115,7 +115,9 @@ class ModelConfig:
     def source(self, seed: int = 0, placement: Any = None) -> ModelSource:
         """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. Where a
         placement `shards_models`, it is sharded over its ranks."""
-        sharding = Sharding.of(placement) if setting(placement, "shards_models") else None
+        sharding = None
+        if setting(placement, "shards_models"):
+            sharding = Sharding.of(placement)
 
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return ModelSource(**settings, seed=seed, sharding=sharding)
@@ -124,7 +126,8 @@ class ModelConfig:
 def models_exist(r: Resolved[Any]) -> Findings:
     """The local paths of the model, its critic and its teacher must exist and be model folders or .gguf files."""
     for path in MODELS:
-        if (place := r.get(path)) is not None and (remedy := model_problem(place)):
+        place = r.get(path)
+        if place is not None and (remedy := model_problem(place)):
             yield path, remedy
 
 
@@ -137,7 +140,10 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
             continue
 
         try:
-            config = scalar_config_of(place, revision) if scalar else load_config(place, revision)
+            if scalar:
+                config = scalar_config_of(place, revision)
+            else:
+                config = load_config(place, revision)
             if path == "model.path":
                 require_length(config, model.max_length)
             require_known_length(config, model.max_length, "model.max_length")
@@ -163,7 +169,8 @@ def _models(r: Resolved[Any], model: ModelConfig) -> Iterator[tuple[str, str, bo
     critic = r.get("critic")
     if hasattr(critic, "path"):
         yield "critic.path" if critic.path else "critic.kind", critic.path or model.path, True
-    if (teacher := r.get("algorithm.distillation.path")) is not None:
+    teacher = r.get("algorithm.distillation.path")
+    if teacher is not None:
         yield "algorithm.distillation.path", teacher, False
 
 
@@ -175,7 +182,8 @@ def scalar_config_of(place: str, revision: str | None) -> Any:
 def tokens_have_rows(r: Resolved[Any]) -> Findings:
     """Every id of a local tokenizer must have a row in the embedding of its model."""
     for path in MODELS:
-        if (place := r.get(path)) is not None and (problem := _vocabulary_problem(place)):
+        place = r.get(path)
+        if place is not None and (problem := _vocabulary_problem(place)):
             yield path, problem
 
 
@@ -285,10 +293,12 @@ def images_can_be_shown(r: Resolved[Any]) -> Findings:
     for number, reward in enumerate(r.get("reward") or ()):
         if kind_of(reward) == "model":
             yield f"reward.{number}.kind", "model reads no images, which prompts show; take another reward"
-    kind = None if (engine := r.get("engine")) is None else kind_of(engine)
+    engine = r.get("engine")
+    kind = None if engine is None else kind_of(engine)
     if kind not in (None, "local", "local_process", "vllm"):
         yield "engine", f"{kind} can't be shown images; set engine.kind=local"
-    if (attention := r.get("model.attention")) not in ("auto", "packed"):
+    attention = r.get("model.attention")
+    if attention not in ("auto", "packed"):
         yield "model.attention", f"{attention} can't be shown images; set it to auto"
     for name in ("tensor_parallel", "context_parallel"):
         if (r.get(path := f"placement.{name}") or 1) > 1:
@@ -343,12 +353,18 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
     if model.dtype == "float32":
         return
     critic = r.get("critic")
-    trained = {} if model.lora is not None else {"train.optimizer.lr": train.optimizer}
+    if model.lora is not None:
+        trained = {}
+    else:
+        trained = {"train.optimizer.lr": train.optimizer}
     if CRITICS.holds(critic, "model") and (critic.optimizer is not None or not trained):
         path = "train" if critic.optimizer is None else "critic"
         trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
     for path, optimizer in trained.items():
-        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, *OPTIMIZERS) else BFLOAT16_STEP
+        if OPTIMIZERS.holds(optimizer, *OPTIMIZERS):
+            relative = optimizer.lr / TYPICAL_WEIGHT
+        else:
+            relative = BFLOAT16_STEP
         if not 0 < relative < BFLOAT16_STEP:
             continue
         message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="

@@ -119,7 +119,9 @@ class RankPlacement:
 def launched_ranks() -> int | None:
     """The number of ranks that a launcher, or the user in its place, has set in WORLD_SIZE; None if unset."""
     size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() and int(size) > 0 else None
+    if size.isdecimal() and int(size) > 0:
+        return int(size)
+    return None
 
 
 def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
@@ -130,7 +132,10 @@ def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
     legal = nearest_divisor(tensor, ranks_for_tensors(placement, ranks))
     require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
     left = ranks // tensor
-    of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"
+    if tensor == 1:
+        of_left = most
+    else:
+        of_left = f"{most} over tensor_parallel={tensor}"
     legal = nearest_divisor(context, left)
     require(left % context == 0, "context_parallel", context, f"must be {of_left}", remedy=f"set it to {legal}")
     legal = nearest_divisor(expert, left)
@@ -283,7 +288,10 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
     name = f"{section}.path"
     path = r.get(f"{section}.path")
     revision = r.get(f"{section}.revision")
-    source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
+    if is_adapter(path):
+        source = base_of(path)
+    else:
+        source = BaseModel(path=path, revision=revision)
     if not is_at_hand(source.path, source.revision):
         return
     with renamed(POLICY, name):
@@ -331,7 +339,10 @@ def require_devices(placement: RayPlacement, arguments: Sequence[str]) -> None:
     else:
         bound += f"the {placement.ranks} ranks / placement.engines={placement.engines} give it {given}"
         fewer, left = divmod(placement.ranks, needed)
-        remedy = f"set placement.engines={fewer}" if fewer and not left else "lower the parallel sizes"
+        if fewer and not left:
+            remedy = f"set placement.engines={fewer}"
+        else:
+            remedy = "lower the parallel sizes"
     raise FieldError("engine.serve.arguments", list(arguments), bound, remedy=remedy)
 
 
@@ -341,7 +352,10 @@ def engines_can_start(placement: Any, engine: Any, model: ModelConfig) -> Findin
     which NCCL refuses. On which nodes they are is known when the cluster has reserved devices, see `EngineGroup`."""
     if not starts_servers(placement):
         return
-    kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
+    if hasattr(engine, "dialect"):
+        kind = engine.dialect().kind
+    else:
+        kind = ""
     if kind not in LAUNCHES:
         remedy = f"set engine.kind to {' or '.join(LAUNCHES)}"
         if not placement.colocate:

@@ -30,7 +30,10 @@ def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None, rollou
     if folder is not None and Path(folder).expanduser().resolve() == place.resolve():
         yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
     if not (place / "config.yaml").is_file():
-        what = "is a folder without config.yaml" if place.is_dir() else "does not exist"
+        if place.is_dir():
+            what = "is a folder without config.yaml"
+        else:
+            what = "does not exist"
         yield "rollouts", f"{what}; give the folder of a run, which `proxima train` printed"
         return
     try:
@@ -54,8 +57,14 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
         path, was, now = next(((path, was, now) for path, was, now in pairs if was != now), ("", ABSENT, ABSENT))
         if not path:
             continue
-        shown = "a config without it" if was is ABSENT else in_one_line(was)
-        remedy = f"set {DYNAMIC}=null" if place == DYNAMIC else "use the same"
+        if was is ABSENT:
+            shown = "a config without it"
+        else:
+            shown = in_one_line(was)
+        if place == DYNAMIC:
+            remedy = f"set {DYNAMIC}=null"
+        else:
+            remedy = "use the same"
         message = f"differs from {shown}, with which {r.config.rollouts} generated its rollouts; {remedy}"
         where = next((entry.where for entry in r.entries if entry.path == path), None)
         yield Problem(path, message, "absent" if now is ABSENT else in_one_line(now), where)
@@ -68,7 +77,10 @@ def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
         for c in (before, r.config)
     ]
     if sizes[0] != sizes[1]:
-        added = " (`prune` with `allocate` takes more)" if sizes[1] != r.config.train.prompts_per_step else ""
+        if sizes[1] != r.config.train.prompts_per_step:
+            added = " (`prune` with `allocate` takes more)"
+        else:
+            added = ""
         message = f"a step would have {sizes[1]} prompts{added}, and those of {r.config.rollouts} have {sizes[0]}"
         yield "train.prompts_per_step", f"{message}; change it or algorithm.selection until they are equal"
     if needs_baseline(r.config.algorithm.advantage) and not needs_baseline(before.algorithm.advantage):

@@ -116,7 +116,10 @@ def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None
     if runtime.overlaps:
         return
     missing = runtime.max_concurrent_rollouts is None
-    remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
+    if missing:
+        remedy = f"set {CONCURRENT} too"
+    else:
+        remedy = "runtime.max_lag=0 trains synchronously: raise that"
     if runtime.over_age != "wait":
         yield "runtime.over_age", f"only applies to asynchronous training; {remedy}, or leave it out"
 
@@ -140,7 +143,8 @@ def some_tokens_are_older(algorithm: AlgorithmConfig, runtime: RuntimeConfig) ->
     """Warn if no token can be at least two versions old: only such tokens differ from plain decoupled PPO."""
     if algorithm.proximal != "next":
         return
-    if (lag := runtime.max_lag) < 2:
+    lag = runtime.max_lag
+    if lag < 2:
         message = f"with runtime.max_lag={lag} no token is two versions old, so this is proximal=recompute"
         yield "algorithm.proximal", f"{message}; set max_lag to 2"
     elif runtime.max_concurrent_rollouts is None and algorithm.dynamic_sampling is None:
@@ -153,7 +157,8 @@ def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
     """The trackers' packages must be installed, and no kind may be named twice."""
     kinds = [kind_of(tracker) for tracker in monitor]
     for index, tracker in enumerate(monitor):
-        if remedy := tracker.problem():
+        remedy = tracker.problem()
+        if remedy:
             yield f"monitor.{index}.kind", remedy
         elif kinds[index] in kinds[:index]:
             yield f"monitor.{index}.kind", "is named twice; keep one"

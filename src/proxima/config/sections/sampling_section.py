@@ -92,7 +92,9 @@ def top_k_is_usable(model: ModelConfig, sampling: Sampling, algorithm: Algorithm
 def _vocabulary(path: str, revision: str | None) -> int | None:
     """The model's number of tokens; None if its config is not here, or can't be read, which other checks report."""
     try:
-        config = load_config(path, revision).get_text_config() if is_at_hand(path, revision) else None
+        config = None
+        if is_at_hand(path, revision):
+            config = load_config(path, revision).get_text_config()
     except UserError:
         return None
     return getattr(config, "vocab_size", None)

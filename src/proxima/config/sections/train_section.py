@@ -96,7 +96,8 @@ def warmup_is_given_once(r: Resolved[Any], train: OptimizationConfig) -> Finding
 
 def warmup_ends(train: OptimizationConfig) -> Findings:
     """Warn if the learning rate does not reach its value within the run."""
-    if (updates := train.updates) is not None and train.warmup_of(updates) >= updates:
+    updates = train.updates
+    if updates is not None and train.warmup_of(updates) >= updates:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
         made = f"the run has {updates} update{'s' * (updates != 1)}"
         message = f"{made}, so the learning rate never reaches its value; lower {name} or raise train.steps"

@@ -55,7 +55,9 @@ def group_max(values: Tensor, index: Tensor) -> Tensor:
 def batch_std(outcomes: Outcomes) -> Tensor:
     """[] standard deviation (ddof = 1) of all valid rewards; 0 for fewer than two."""
     reward = outcomes.reward[outcomes.valid]
-    return reward.std() if len(reward) > 1 else reward.new_zeros(())
+    if len(reward) > 1:
+        return reward.std()
+    return reward.new_zeros(())
 
 
 def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tensor) -> Tensor:
@@ -149,7 +151,9 @@ class GrpoPassk(Scaled):
         unique = group_sum(is_best.to(reward.dtype), group.index) == 1
         second = group_max(torch.where(is_best, -torch.inf, reward), group.index)
         margin = torch.where(is_best & unique & (group.count > 1), group.reward - second, 0.0)
-        return margin / (group.std + self.epsilon) if self.scale == "group" else margin
+        if self.scale == "group":
+            return margin / (group.std + self.epsilon)
+        return margin
 
 
 @dataclass(frozen=True)
@@ -245,8 +249,14 @@ class Gdpo(Scaled):
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        parts = outcomes.reward[:, None] if outcomes.parts is None else outcomes.parts
-        weights = (1.0,) * parts.shape[1] if self.weights is None else self.weights
+        if outcomes.parts is None:
+            parts = outcomes.reward[:, None]
+        else:
+            parts = outcomes.parts
+        if self.weights is None:
+            weights = (1.0,) * parts.shape[1]
+        else:
+            weights = self.weights
         bound = f"must have one number for each of the {parts.shape[1]} rewards"
         require(len(weights) == parts.shape[1], "weights", weights, bound)
         inner = Grpo(scale=self.scale, epsilon=self.epsilon)
@@ -256,7 +266,9 @@ class Gdpo(Scaled):
             total = total + weight * inner(single)
         if self.finish == "tokens":
             return whitened_over_tokens(total, outcomes)
-        return standardised(total, outcomes.valid, self.epsilon) if self.finish == "completions" else total
+        if self.finish == "completions":
+            return standardised(total, outcomes.valid, self.epsilon)
+        return total
 
 
 def token_weight(outcomes: Outcomes) -> Tensor:
@@ -306,7 +318,9 @@ class Rloo(GroupAdvantage):
         group = GroupStatistics.of(outcomes)
         leave_one_out = (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
         centred = zero_if_uniform(outcomes, group, leave_one_out)
-        return standardised(centred, outcomes.valid & (group.count > 1), 1e-4) if self.normalise else centred
+        if self.normalise:
+            return standardised(centred, outcomes.valid & (group.count > 1), 1e-4)
+        return centred
 
 
 def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:

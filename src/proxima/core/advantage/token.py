@@ -43,7 +43,10 @@ def whiten(
         return torch.where(mask, values, 0.0)
     mean = chosen.mean()
     variance = chosen.var(correction=ddof)
-    scale = torch.rsqrt(variance + epsilon) if place == "inside" else 1 / (variance.sqrt() + epsilon)
+    if place == "inside":
+        scale = torch.rsqrt(variance + epsilon)
+    else:
+        scale = 1 / (variance.sqrt() + epsilon)
     out = (values.double() - mean) * scale + (0.0 if shift else mean)
     return torch.where(mask, out, 0.0).to(values.dtype)
 

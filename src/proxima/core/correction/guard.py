@@ -84,7 +84,10 @@ class MismatchGuard:
         """
         gaps = distances[~distances.isnan()].double()
         if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
-            cause = f"expected with {settings}" if settings else UNEXPECTED
+            if settings:
+                cause = f"expected with {settings}"
+            else:
+                cause = UNEXPECTED
             raise MismatchError(
                 f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, with "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g} is allowed, and sound engines stay "

@@ -50,7 +50,10 @@ class MetricRange:
         low, high = self.healthy
         if not self.broken[0] <= value <= self.broken[1]:
             return "broken"
-        inside = low <= value <= high if self.closed else low < value < high
+        if self.closed:
+            inside = low <= value <= high
+        else:
+            inside = low < value < high
         return "healthy" if inside else "watch"
 
     def words(self) -> dict[Verdict, str]:
@@ -58,7 +61,10 @@ class MetricRange:
         broken = [f"{sign} {bound:g}" for sign, bound in zip("<>", self.broken, strict=True) if math.isfinite(bound)]
         if broken and self.broken[0] == -self.broken[1]:
             broken = [f"|x| > {self.broken[1]:g}"]
-        edge = _between(*self.broken, closed=True) if broken else "else"
+        if broken:
+            edge = _between(*self.broken, closed=True)
+        else:
+            edge = "else"
         healthy = _between(*self.healthy, closed=self.closed)
         return {"healthy": healthy, "watch": edge, "broken": " or ".join(broken) or "–"}
 
@@ -68,7 +74,9 @@ def _between(low: float, high: float, *, closed: bool = False) -> str:
     if low == -high:
         return f"|x| {less} {high:g}"
     if math.isinf(low) or math.isinf(high):
-        return f"{less} {high:g}" if math.isinf(low) else f"{more} {low:g}"
+        if math.isinf(low):
+            return f"{less} {high:g}"
+        return f"{more} {low:g}"
     return f"{low:g} to {high:g}"
 
 
@@ -162,8 +170,13 @@ def range_of(name: str, guard: MismatchGuard | None = None, bounds: Range = ANY)
     if name in BOUNDED:
         side, words = BOUNDED[name]
         low, high = bounds
-        healthy = (-INFINITY, high) if side == "upper" else (low, INFINITY)
-        return None if healthy == ANY else MetricRange((name,), healthy, text=words, closed=True)
+        if side == "upper":
+            healthy = (-INFINITY, high)
+        else:
+            healthy = (low, INFINITY)
+        if healthy == ANY:
+            return None
+        return MetricRange((name,), healthy, text=words, closed=True)
 
     metric_range = RANGE_OF.get(name)
     if metric_range is None or name not in LIMITS:
@@ -201,7 +214,9 @@ ON_PURPOSE = {"correction/rejected_fraction": "correction/top_entropy_masked_fra
 
 def _unintended(name: str, value: float, values: Mapping[str, object]) -> float:
     intended = values.get(ON_PURPOSE.get(name, ""))
-    return max(0.0, value - intended) if isinstance(intended, int | float) else value
+    if isinstance(intended, int | float):
+        return max(0.0, value - intended)
+    return value
 
 
 @dataclass(frozen=True)
@@ -299,7 +314,10 @@ def _explained(check: HealthCheck, level: HealthLevel, values: Mapping[str, obje
     elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
         versions = f"{age:.0f} policy version{'s' * (round(age) != 1)}"
         aged = f"some groups are {versions} old, so lower runtime.max_lag"
-        remedy = f"{aged}{CORRECTED}" if corrected else f"{aged}{CORRECT}"
+        if corrected:
+            remedy = f"{aged}{CORRECTED}"
+        else:
+            remedy = f"{aged}{CORRECT}"
     elif metric == "correction/rejected_fraction" and isinstance(age, int | float) and age > 0:
         remedy = f"{remedy}, or lower runtime.max_lag"
     elif remedy == PRECISION and corrected:

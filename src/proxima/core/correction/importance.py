@@ -201,7 +201,10 @@ def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
     except at token level."""
     if level == "token":
         return rho
-    reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
+    if level == "sequence":
+        reduce = segment_sum(rho, b.cu_seqlens)
+    else:
+        reduce = segment_mean(rho, b.loss_mask, b.cu_seqlens)
     return torch.where(b.loss_mask, reduce[b.sequence_index], torch.zeros_like(rho))
 
 

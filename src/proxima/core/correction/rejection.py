@@ -112,7 +112,10 @@ class Rejection(Correction):
         check_choices(self)
         more = {"advantage"} if self.keep_returning else set()
         object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards], *more}))
-        bound = "must be set for {}: a probability, below 1" if self.statistic == "tv" else "must be set for {}, > 0"
+        if self.statistic == "tv":
+            bound = "must be set for {}: a probability, below 1"
+        else:
+            bound = "must be set for {}, > 0"
         chosen = self.upper is not None or self.statistic not in ("tv", "ratio_tv")
         require(chosen, "upper", self.upper, bound.format(self.statistic))
         require(self.ceiling > 0, "upper", self.upper, "must be > 0")
@@ -142,14 +145,22 @@ class Rejection(Correction):
     def name(self) -> str:
         """verl's name for the option."""
         kind = "k1" if self.statistic == "ratio" else self.statistic
-        return f"token_{kind}" if self.level == "token" else f"seq_{self.reduce}_{kind}"
+        if self.level == "token":
+            return f"token_{kind}"
+        return f"seq_{self.reduce}_{kind}"
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
         values = self.values(b)  # [N] or [S]
-        where = b.loss_mask if self.level == "token" else segment_count(b.loss_mask, b.cu_seqlens) > 0
+        if self.level == "token":
+            where = b.loss_mask
+        else:
+            where = segment_count(b.loss_mask, b.cu_seqlens) > 0
         inside = (values >= self.floor) & (values <= self.ceiling)
-        keep = inside if self.level == "token" else inside[b.sequence_index]
+        if self.level == "token":
+            keep = inside
+        else:
+            keep = inside[b.sequence_index]
         if self.keep_returning:
             keep = keep | (b.masked("advantage") * log_ratio_to(b, self.towards).sign() <= 0)
         keep = b.loss_mask & keep

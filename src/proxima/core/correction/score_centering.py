@@ -61,7 +61,8 @@ class ScoreCentering(Correction):
 
     def loss_term(self, b: PolicyBatch, surrogate: Surrogate, corrections: Sequence[Correction]) -> Tensor:
         """[N] A_t C_t, with gradient; 0 outside the loss."""
-        if problem := self.conflict(surrogate, corrections):
+        problem = self.conflict(surrogate, corrections)
+        if problem:
             raise ValueError(f"score_centering {problem}.")
         weights = [spec for spec in corrections if isinstance(spec, Importance) and spec.apply]
         coefficient, _ = self.coefficients(b, *weights)

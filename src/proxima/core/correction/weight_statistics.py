@@ -48,7 +48,11 @@ class LossTokens:
     @classmethod
     def of(cls, b: PolicyBatch) -> "LossTokens":
         counts = segment_count(b.loss_mask, b.cu_seqlens)
-        lengths: Sequence[int] = counts.tolist() if b.counts.in_loss is None else b.counts.in_loss
+        lengths: Sequence[int]
+        if b.counts.in_loss is None:
+            lengths = counts.tolist()
+        else:
+            lengths = b.counts.in_loss
         index = torch.nonzero_static(b.loss_mask, size=sum(lengths)).flatten()
         sequences = torch.nonzero_static(counts, size=sum(count > 0 for count in lengths)).flatten()
         return cls(index, sequences, counts[sequences])

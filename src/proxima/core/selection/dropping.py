@@ -124,7 +124,9 @@ class Prune(Selection):
     def prompts_factor(self, size: int) -> int:
         if not self.allocate:
             return 1
-        return size // self.kept(size) if self.scope == "group" else math.floor(1 / (1 - self.rate) + 1e-9)
+        if self.scope == "group":
+            return size // self.kept(size)
+        return math.floor(1 / (1 - self.rate) + 1e-9)
 
     def keeps_size(self, size: int) -> bool:
         """True if `prompts_factor` times as many groups of `size` leave exactly as many completions as no pruning."""
@@ -135,7 +137,10 @@ class Prune(Selection):
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         index = group_index(outcomes, self.scope)
         size = advantage.abs().double()
-        identity = torch.arange(len(index), device=index.device) if outcomes.identity is None else outcomes.identity
+        if outcomes.identity is None:
+            identity = torch.arange(len(index), device=index.device)
+        else:
+            identity = outcomes.identity
         key = {"largest": -size, "smallest": size, "random": value_hash(identity)}[self.keep]
         sizes = torch.bincount(index).tolist()
         limit = torch.tensor([self.kept(n) for n in sizes], dtype=torch.long, device=index.device)

@@ -46,7 +46,10 @@ def select(
         unscored: keep invalid ones too, until a spec drops them.
     Returns: keep [S] bool, and the reason why each completion was dropped, None if it was kept.
     """
-    keep = torch.ones_like(outcomes.valid) if unscored else outcomes.valid.clone()
+    if unscored:
+        keep = torch.ones_like(outcomes.valid)
+    else:
+        keep = outcomes.valid.clone()
     reasons: list[str | None] = [None if valid else "invalid" for valid in keep.tolist()]
     for spec in specs:
         left = keep.nonzero().flatten()

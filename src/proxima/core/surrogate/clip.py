@@ -66,7 +66,9 @@ def clip_band(
         return f" and A {'> 0: the update would raise it' if raised else '< 0: the update would lower it'} further"
 
     def free(token: int) -> str:
-        return "the advantage is 0, so it has no gradient" if float(advantage[token]) == 0 else "nothing bounds it"
+        if float(advantage[token]) == 0:
+            return "the advantage is 0, so it has no gradient"
+        return "nothing bounds it"
 
     bounds = {"lower": 1 - low, "upper": 1 + high} | ({} if dual is None else {"dual": dual})
     return Band.of(b, title, "ratio", ratio, lower=lower, upper=upper, columns=bounds, cause=cause, free=free)

@@ -73,7 +73,9 @@ class Dppo(Surrogate):
 
     @property
     def exempt_laws(self) -> frozenset[str]:  # the cap detaches the ratio
-        return frozenset() if self.ratio_cap is None else frozenset({"derivative"})
+        if self.ratio_cap is None:
+            return frozenset()
+        return frozenset({"derivative"})
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         far, threshold = self.threshold(b)

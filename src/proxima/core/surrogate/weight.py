@@ -121,7 +121,10 @@ class Sapo(Surrogate):
 
     def sharpness(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
         """A and tau, [N] each."""
-        advantage = b.masked("advantage") if self.level == "token" else sequence_advantage(b)
+        if self.level == "token":
+            advantage = b.masked("advantage")
+        else:
+            advantage = sequence_advantage(b)
         return advantage, either(advantage > 0, self.tau_positive, self.tau_negative, advantage)
 
     def band(self, b: PolicyBatch) -> Band:

@@ -37,8 +37,13 @@ def selected_count(share: float, b: PolicyBatch) -> Tensor:
 
 def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
     """[N] bool, `b.selected` if it was precomputed, otherwise the tokens that `spec` selects from this batch alone."""
-    chosen = spec.select_tokens(b) if b.selected is None else b.selected
-    return torch.zeros_like(b.loss_mask) if chosen is None else chosen
+    if b.selected is None:
+        chosen = spec.select_tokens(b)
+    else:
+        chosen = b.selected
+    if chosen is None:
+        return torch.zeros_like(b.loss_mask)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -132,7 +137,10 @@ class KlCov(Surrogate):
 
     @torch.no_grad()
     def select_tokens(self, b: PolicyBatch) -> Tensor:
-        fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
+        if b.behavior_log_prob is None:
+            fixed = "proximal_log_prob"
+        else:
+            fixed = "behavior_log_prob"
         ties = value_hash(b.masked("proximal_log_prob"), b.masked(fixed), b.masked("advantage"))
         return smallest_tokens(-covariance(b), b.loss_mask, selected_count(self.share, b), ties)
 

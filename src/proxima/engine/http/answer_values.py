@@ -28,7 +28,9 @@ def one_line(value: object, width: int = SHOWN) -> str:
         return "something nested too deeply"
     printable = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(printable.split())
-    return line if len(line) <= width else line[: width - 1] + "…"
+    if len(line) <= width:
+        return line
+    return line[: width - 1] + "…"
 
 
 def error_message(text: str) -> str:
@@ -36,7 +38,9 @@ def error_message(text: str) -> str:
     try:
         return one_line(_explained(parse_json(text)))
     except (TooLargeError, UnreadableError):
-        return "an HTML page" if text.lstrip()[:1] == "<" else one_line(text)
+        if text.lstrip()[:1] == "<":
+            return "an HTML page"
+        return one_line(text)
 
 
 def _explained(answer: Any) -> Any:
@@ -75,7 +79,9 @@ def short_text(value: Any, what: str) -> str:
 
 def plain_name(value: Any) -> str | None:
     """The name of a dtype or a quantization, as `bfloat16`; None: the server leaves it to the model."""
-    return None if value in (None, "auto") else one_line(value, 40).removeprefix("torch.")
+    if value in (None, "auto"):
+        return None
+    return one_line(value, 40).removeprefix("torch.")
 
 
 def items(value: Any, what: str) -> list[Any]:
@@ -110,12 +116,17 @@ def value_at(values: Any, *names: str) -> Any:
     """The value in an answer under these nested keys; None if one is missing."""
     value: Any = values
     for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            value = None
     return value
 
 
 def _short(value: object) -> str:
-    return one_line([value], 42)[1:-1] if isinstance(value, str) else one_line(value, 40)
+    if isinstance(value, str):
+        return one_line([value], 42)[1:-1]
+    return one_line(value, 40)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +185,10 @@ class RouteShape:
         """
         file = io.BytesIO(_decoded(text))
         version = np.lib.format.read_magic(file)  # `np.load` would first allocate the size that the header claims
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        if version == (1, 0):
+            read_header = np.lib.format.read_array_header_1_0
+        else:
+            read_header = np.lib.format.read_array_header_2_0
         shape, column_major, dtype = read_header(file)
         if dtype.kind not in "iu" or column_major:
             raise ValueError(f"routed experts are {dtype} of shape {shape}")

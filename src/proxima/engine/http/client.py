@@ -86,7 +86,9 @@ class Address:
     @property
     def key(self) -> str | None:
         """The bearer token, if there is one."""
-        return self.token if self.token_env is None else os.environ[self.token_env]
+        if self.token_env is None:
+            return self.token
+        return os.environ[self.token_env]
 
 
 class Deadline:
@@ -130,7 +132,10 @@ class ServerClient:
         self.url = address.url.rstrip("/")
         self.seconds = seconds
         self._key = address.key
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        if self._key:
+            headers = {"Authorization": f"Bearer {self._key}"}
+        else:
+            headers = {}
         # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
         self._http = async_http_client(
             self.url, base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, verify=_certificates()
@@ -276,7 +281,9 @@ def _certificates() -> ssl.SSLContext:
 def _retry_after(headers: httpx.Headers) -> float | None:
     """Seconds, if the header has a number; a date is ignored, because clocks differ."""
     value = headers.get("Retry-After", "").strip()
-    return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
+    if re.fullmatch(r"[0-9]{1,9}", value):
+        return float(value)
+    return None
 
 
 def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
@@ -329,5 +336,7 @@ async def answer_or_none(call: Awaitable[Any]) -> Any:
 
 def _status_of(error: Any) -> int | None:
     """The HTTP status in an error that comes as an event: vLLM refuses a streamed request so, after status 200."""
-    code = error.get("code") if isinstance(error, dict) else None
+    code = None
+    if isinstance(error, dict):
+        code = error.get("code")
     return code if type(code) is int and 400 <= code < 600 else None

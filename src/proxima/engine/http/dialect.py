@@ -157,8 +157,14 @@ class TokenRequest:
         """
         tokens = self.sampling.max_tokens
         prompt = self.read or len(self.tokens)
-        ids = (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
-        routes = 0 if self.routes is None else self.routes.bytes_per_token * (prompt + tokens)
+        if self.sampling_mask:
+            ids = self.sampling.top_k or LARGEST_SET
+        else:
+            ids = 0
+        if self.routes is None:
+            routes = 0
+        else:
+            routes = self.routes.bytes_per_token * (prompt + tokens)
         line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * ids) + routes
         return StreamSize(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
 

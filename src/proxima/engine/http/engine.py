@@ -308,7 +308,9 @@ class ServerSpec(ServerSettings):
 
     def longest_sequence(self) -> int | None:
         """See `EngineSpec.longest_sequence`."""
-        return longest_sequence(self) if self.serve is None else self.serve.max_length
+        if self.serve is None:
+            return longest_sequence(self)
+        return self.serve.max_length
 
     def build(self, setup: EngineSetup) -> HttpEngine:
         """Build the engine, once the servers answer.

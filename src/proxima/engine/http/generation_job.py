@@ -159,7 +159,9 @@ class GenerationJob:
 
     @property
     def _segments(self) -> list[JobSegment]:
-        return self.kept if self.current is None else [*self.kept, self.current]
+        if self.current is None:
+            return self.kept
+        return [*self.kept, self.current]
 
     @property
     def tokens(self) -> Ints:

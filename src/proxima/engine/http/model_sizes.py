@@ -36,7 +36,8 @@ def named_sizes(values: Any) -> dict[str, int | str]:
     if not isinstance(values, Mapping):
         return {}
     sizes: dict[str, int | str] = {}
-    if isinstance(family := values.get(FAMILY), str) and family:
+    family = values.get(FAMILY)
+    if isinstance(family, str) and family:
         sizes[FAMILY] = one_line(family, 40)
     return sizes | {name: values[name] for name in SIZES if type(values.get(name)) is int}
 
@@ -67,4 +68,6 @@ def in_words(sizes: Mapping[str, int | str]) -> str:
 
 
 def _counted(name: str, size: int | str) -> str:
-    return f"{size:,} {SIZES[name]}" if isinstance(size, int) else f"the family {size}"
+    if isinstance(size, int):
+        return f"{size:,} {SIZES[name]}"
+    return f"the family {size}"

@@ -329,14 +329,23 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
 def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.status.reason}" for replica in replicas)
-    whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
-    condition = "too busy or failing" if any(replica.in_service for replica in replicas) else "out of service"
+    if len(replicas) == 1:
+        whose = "the server is"
+    else:
+        whose = f"all {len(replicas)} servers are"
+    if any(replica.in_service for replica in replicas):
+        condition = "too busy or failing"
+    else:
+        condition = "out of service"
     return UserError(f"engine: {whose} {condition}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:
     """The error for a call that failed repeatedly."""
-    counted = "once" if times == 1 else f"{times} times in a row"
+    if times == 1:
+        counted = "once"
+    else:
+        counted = f"{times} times in a row"
     return UserError(
         f"engine: {what}: failed {counted}, the last time at {replica.url}: {error.reason}",
         remedy="look at the server's log, and resume the run (--resume)",

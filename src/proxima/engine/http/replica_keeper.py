@@ -88,7 +88,9 @@ class ReplicaKeeper:
     @property
     def figures(self) -> dict[str, Any]:
         """The figures of the last `publish`; empty before the first."""
-        return sync_figures(self.reports) | {"prepare_seconds": self._prepare_seconds} if self.reports else {}
+        if self.reports:
+            return sync_figures(self.reports) | {"prepare_seconds": self._prepare_seconds}
+        return {}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
@@ -145,7 +147,10 @@ class ReplicaKeeper:
         async with self._before_returns():
             ahead = self._staged
             self._staged = None
-            staged = ahead[1] if ahead is not None and ahead[0] is update else await self._prepare(update)
+            if ahead is not None and ahead[0] is update:
+                staged = ahead[1]
+            else:
+                staged = await self._prepare(update)
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
@@ -435,7 +440,8 @@ class ReplicaKeeper:
                 raise
             finally:
                 del self._loading[replica]
-        if problem := proof.problem(await replica.health(), proof.label):
+        problem = proof.problem(await replica.health(), proof.label)
+        if problem:
             raise ServerError(replica.url, "", problem)
         stopped = None  # a pause may begin or end before the server has been told
         while stopped != (stops := self.pool.paused and not self.pool.draining):
@@ -496,7 +502,10 @@ class ReplicaKeeper:
         elif not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
         elif all(replica.status.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
-            remedy = OTHERS if self._left_to_others else "check token_env and the server's log, start it again"
+            if self._left_to_others:
+                remedy = OTHERS
+            else:
+                remedy = "check token_env and the server's log, start it again"
             pool.give_up(no_replica_left(pool.replicas, remedy))
         elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
             busy = "lower engine.max_running or raise engine.away_seconds"

@@ -115,7 +115,10 @@ class ReplicaPool:
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
         started_at = asyncio.get_running_loop().time()
         try:
-            cancel_reason = None if job.reason else await self._run(job, replica)
+            if job.reason:
+                cancel_reason = None
+            else:
+                cancel_reason = await self._run(job, replica)
             same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
             if job.reason and same and self._wants_score(job):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens, job.rules.tokenizer)
@@ -188,7 +191,8 @@ class ReplicaPool:
         else:
             replica.succeeded()
             self.counts["completed"] += 1
-        if (reason := job.reason or ("abort" if aborted else None)) is not None:
+        reason = job.reason or ("abort" if aborted else None)
+        if reason is not None:
             job.finish(reason)
         elif job.wanted:
             self._queue(job, first=True)
@@ -287,7 +291,10 @@ class ReplicaPool:
     async def _room(self, tried: set[object]) -> Replica:
         """Wait for a replica with room; return the least loaded, preferring those that have not been tried."""
         while True:
-            ready = [replica for replica in self.replicas if replica.has_room_to_score] if not self.loading else []
+            if not self.loading:
+                ready = [replica for replica in self.replicas if replica.has_room_to_score]
+            else:
+                ready = []
             if ready:
                 return min(ready, key=lambda replica: (replica in tried, self.router.occupancy(replica)))
             await self.change()
@@ -317,7 +324,10 @@ class ReplicaPool:
         """
         if not replica.in_service:
             return
-        reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
+        if isinstance(error, ServerError | RefusedError):
+            reason = error.reason
+        else:
+            reason = str(error)
         replica.status.ejected(f"{what}{reason}", refused=isinstance(error, RefusedError))
         replica.interrupt()
         self.counts["ejected"] += 1

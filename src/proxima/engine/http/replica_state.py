@@ -94,7 +94,9 @@ class ReplicaState:
     def check_seconds(self, seconds: float) -> float:
         """Seconds until the next health check, of which `seconds` lie between two of a server in service; they double
         with each ejection."""
-        return seconds if self.in_service else min(seconds * 2.0 ** min(max(0, self.ejections - 1), 10), LONGEST_WAIT)
+        if self.in_service:
+            return seconds
+        return min(seconds * 2.0 ** min(max(0, self.ejections - 1), 10), LONGEST_WAIT)
 
     # ---- events in service -------------------------------------------------------------------------------------------
 

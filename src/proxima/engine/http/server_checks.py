@@ -143,7 +143,8 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
         if ours != theirs:
             called = "log-prob mode" if name == "log_probs" else name
             return f"its {called} is {theirs}, and that of the others is {ours}"
-    if different := different_sizes(facts.sizes, expected.sizes):
+    different = different_sizes(facts.sizes, expected.sizes)
+    if different:
         return f"its model has {different[0]}, and that of the others {different[1]}"
     if (facts.max_length or 0) < (expected.max_length or 0):
         return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
@@ -191,7 +192,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         UserError: it can't, and no field is to blame.
     """
     name = f"{url} ({facts.server})"
-    if different := different_sizes(facts.sizes, sizes_of(needs.model.config)):
+    different = different_sizes(facts.sizes, sizes_of(needs.model.config))
+    if different:
         raise UserError(
             f"{name} serves another model than the {needs.role}: it has {different[0]}, and {needs.model.path} has "
             f"{different[1]}",
@@ -208,7 +210,10 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
             remedy=f"set model.max_length={facts.max_length}, or start the server with {longer}",
         )
     if spec.quantization != facts.quantization:
-        served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"
+        if facts.quantization is None:
+            served = "no quantization"
+        else:
+            served = f"quantization={facts.quantization}"
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
     if needs.sleeps and not facts.sleeps:
         options = " ".join(spec.dialect().sleep_options)
@@ -316,7 +321,9 @@ def _remedy(sampling: Sampling, capabilities: Capabilities) -> str:
         return f"set algorithm.behavior=untruncated, or {_untruncated(sampling)}"
     if capabilities.log_probs == "raw":
         served = "start the server with processed log-probs (vLLM: --logprobs-mode processed_logprobs)"
-        return served if sampling.temperature != 1 else f"{served}, or set {_untruncated(sampling)}"
+        if sampling.temperature != 1:
+            return served
+        return f"{served}, or set {_untruncated(sampling)}"
     other = f"set {_untruncated(sampling)}"
     if not capabilities.score:
         return other

@@ -133,7 +133,8 @@ class SglangDialect(Dialect):
         reader = _StreamReader(client, request)
         async with aclosing(client.events(GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
-                if (chunk := reader.chunk(event)) is not None:
+                chunk = reader.chunk(event)
+                if chunk is not None:
                     yield chunk
 
     async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
@@ -146,7 +147,10 @@ class SglangDialect(Dialect):
         meta = await generate_once(client, fields, {}, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, meta):
             rows = items(meta["input_token_logprobs"], "input_token_logprobs")
-            asked_rows = rows[len(rows) - len(scored) :] if scored else []
+            if scored:
+                asked_rows = rows[len(rows) - len(scored) :]
+            else:
+                asked_rows = []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [number(row[0], "a log-prob") for row in asked_rows]
         if not are_named(scored, ids, facts.sizes.get("vocab_size")):
@@ -247,7 +251,9 @@ def _sampling_of(request: TokenRequest) -> dict[str, Any]:
         "stream_interval": request.chunk_tokens,
         "json_schema": request.grammar,
     }
-    return fields if request.seed is None else fields | {"sampling_seed": request.seed}
+    if request.seed is None:
+        return fields
+    return fields | {"sampling_seed": request.seed}
 
 
 # all parameters that affect a draw, under SGLang's names: an omitted one would be set by the server's own defaults
@@ -316,10 +322,16 @@ class _StreamReader:
             # an aborted answer may count a token that it lacks: its spans and routes would cover it too
             covered = reason is not None and not (aborted and self.seen + len(new) < total)
             spans = meta.get("weight_versions") if covered else None
-            checked_spans = None if spans is None else version_spans(spans)
+            if spans is None:
+                checked_spans = None
+            else:
+                checked_spans = version_spans(spans)
             shape = self.request.routes
             rows = meta.get("routed_experts") if covered else None
-            routes = None if shape is None or rows is None else shape.read_int32(rows)
+            if shape is None or rows is None:
+                routes = None
+            else:
+                routes = shape.read_int32(rows)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -433,7 +445,8 @@ async def _sizes(model: Mapping[str, Any]) -> dict[str, int | str]:
     machine, too. Its own call for a weight knows few families, and copies the whole weight."""
     paths = [path for path in (model.get("model_path"), model.get("tokenizer_path")) if isinstance(path, str)]
     for path in paths:
-        if sizes := await asyncio.to_thread(sizes_of_folder, path):
+        sizes = await asyncio.to_thread(sizes_of_folder, path)
+        if sizes:
             return sizes
     return named_sizes(model)
 

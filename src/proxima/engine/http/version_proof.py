@@ -83,7 +83,10 @@ class VersionProof:
 
     def labels_of(self, job: GenerationJob) -> dict[str, int]:
         """The versions that it had during an attempt, by label; empty: it does not report labels."""
-        had = {version for _, version in job.current.marks} if job.current else set()
+        if job.current:
+            had = {version for _, version in job.current.marks}
+        else:
+            had = set()
         return {label: version for label, version in self._past_labels.items() if version in had}
 
     def saw(self, label: str | None) -> None:

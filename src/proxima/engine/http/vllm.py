@@ -337,20 +337,27 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         served = models["data"][0]
         model = short_text(served["id"], "the model's id")
         longest = served.get("max_model_len")
-        longest = None if longest is None else whole(longest, "max_model_len", 1)
+        if longest is None:
+            longest = None
+        else:
+            longest = whole(longest, "max_model_len", 1)
     settings = await answer_or_none(client.get("/server_info?config_format=json")) or {}
     config = settings.get("vllm_config") or {}
     device = value_at(settings, "vllm_config", "device_config", "device")
     parallel = value_at(config, "parallel_config")
     workers = None
-    if (size := value_at(parallel, "world_size")) is not None:
+    size = value_at(parallel, "world_size")
+    if size is not None:
         workers = whole(size, "world_size", 1) * whole(
             value_at(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
         )
     # with room for several, a worker keeps adapters that were unloaded: it would not know which one to replace
     holds_one = (value_at(config, "lora_config", "max_loras") or 1) == 1
     allowed = holds_one and value_at(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
-    largest = whole(value_at(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank") if allowed else 0
+    if allowed:
+        largest = whole(value_at(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank")
+    else:
+        largest = 0
     ways = ["folder", *(["group", "ipc"] if workers else []), *(["adapters"] if largest else [])]
     first = await _first_choice(client)
 
@@ -391,7 +398,9 @@ async def _sizes(client: ServerClient) -> dict[str, int | str]:
     text of Python's."""
     answer = await answer_or_none(client.post("/collective_rpc", {"method": "model_sizes", "args": [list(SIZES)]}))
     results = value_at(answer, "results")
-    return named_sizes(results[0]) if isinstance(results, list) and results else {}
+    if isinstance(results, list) and results:
+        return named_sizes(results[0])
+    return {}
 
 
 async def _first_choice(client: ServerClient) -> dict[str, Any]:

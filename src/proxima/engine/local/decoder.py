@@ -150,7 +150,10 @@ class CachingDecoder(Decoder):
                 out[rows] = causal_attention(q[rows], key, value, scale, window)
             for (start, end), earlier, image in apart:
                 own = kv[start:end].transpose(0, 1)
-                seen = [] if earlier is None else [earlier[layer].transpose(1, 2).to(kv.dtype)]
+                if earlier is None:
+                    seen = []
+                else:
+                    seen = [earlier[layer].transpose(1, 2).to(kv.dtype)]
                 key, value = torch.cat([*seen, own], 1)[:, None]
                 out[start:end] = causal_attention(q[None, start:end], key, value, scale, window, image)[0]
             return out
@@ -174,7 +177,10 @@ class CachingDecoder(Decoder):
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
 
-        shifted = position if cache.shift is None else (position + cache.shift[: len(tokens)]).expand(3, -1)
+        if cache.shift is None:
+            shifted = position
+        else:
+            shifted = (position + cache.shift[: len(tokens)]).expand(3, -1)
         return self._run(tokens, shifted, reach, attend)
 
 
@@ -270,9 +276,16 @@ class Matrix:
         self.dtype = dtype
         on_cpu = parts[0][0].device.type == "cpu"
         self.packed = on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
-        self.tiles = _tiles(sum(len(rows) for rows, _ in parts), parts[0][0].shape[1]) if self.packed else None
+        if self.packed:
+            self.tiles = _tiles(sum(len(rows) for rows, _ in parts), parts[0][0].shape[1])
+        else:
+            self.tiles = None
         memory = (None, None) if before is None or self.packed else (before.weight, before.bias)
-        self.bias: Tensor | None = None if bias is None else joined_rows([(bias, None)], dtype, memory[1])
+        self.bias: Tensor | None
+        if bias is None:
+            self.bias = None
+        else:
+            self.bias = joined_rows([(bias, None)], dtype, memory[1])
         if self.tiles is not None:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
             self.bias = None if self.bias is None else self.bias.float()
@@ -296,7 +309,10 @@ def joined_rows(parts: Sequence[Rows], dtype: torch.dtype, out: Tensor | None = 
     resulting shape."""
     first = parts[0][0]
     ends = list(accumulate(len(rows) for rows, _ in parts))
-    joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
+    if out is None:
+        joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device)
+    else:
+        joined = out
     for (rows, order), end in zip(parts, ends, strict=True):
         joined[end - len(rows) : end] = rows if order is None else rows[order]
     return joined
@@ -326,7 +342,11 @@ def packs_bfloat16() -> bool:
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
-    prepared: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if packed else weight
+    prepared: Tensor
+    if packed:
+        prepared = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
+    else:
+        prepared = weight
     return prepared
 
 
@@ -382,11 +402,16 @@ def find_row_limits(
     b, a = (torch.randn(size, half, generator=draws).to(dtype) for size in (height, counts[-1]))
     x = torch.cat([a, -a], 1)[:, :width].contiguous()
     both = torch.cat([b, b], 1)[:, :width]
-    weight = both.T.contiguous().T if transposed else _prepared(both.contiguous(), packed)
+    if transposed:
+        weight = both.T.contiguous().T
+    else:
+        weight = _prepared(both.contiguous(), packed)
     expected = _product(x, weight, None, packed)
     differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), expected[:n])]
     least = max(differ, default=0) + ROWS
-    return (least, max(512, counts[-1])) if least <= 64 else (64, 64)
+    if least <= 64:
+        return (least, max(512, counts[-1]))
+    return (64, 64)
 
 
 def reach_of(longest: int, capacity: int) -> int:

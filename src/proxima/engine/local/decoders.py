@@ -47,12 +47,14 @@ def first_proven(proof: Proof, *, fast: bool) -> Any:
     """`proven_decoder` of the model of a proof."""
     reasons = list[str]()
     if fast:
-        if (reason := decoder_problem(FastDecoder, proof)) is None:
+        reason = decoder_problem(FastDecoder, proof)
+        if reason is None:
             return FastDecoder
         reasons.append(f"fast: {reason}")
 
     for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
-        if (reason := decoder_problem(decoder, proof)) is None:
+        reason = decoder_problem(decoder, proof)
+        if reason is None:
             return decoder
         reasons.append(f"{name}: {reason}")
     raise proof.refused(f"no decoder of the local engine gives its log-probs ({'; '.join(reasons)})")
@@ -116,7 +118,9 @@ class Perturbation:
         """Weights are rounded to `int8`, `int4` or `int3` unless None, and `noise` times a normal draw is added to each
         logit; `seed` determines the draws."""
         head: Any = parts(model)[1].weight
-        bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
+        bias = None
+        if noise:
+            bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device)
         return cls(None if weights is None else int(weights.removeprefix("int")), bias)
 
 
@@ -148,7 +152,9 @@ class _Perturbed:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
         logits: Tensor = super().logits(hidden)  # type: ignore[misc]
-        return logits if self.perturbation.bias is None else logits.float() + self.perturbation.bias
+        if self.perturbation.bias is None:
+            return logits
+        return logits.float() + self.perturbation.bias
 
 
 class PerturbedFastDecoder(_Perturbed, FastDecoder):
@@ -173,7 +179,9 @@ class _PerturbedCopy(_Perturbed, ModelCopy):
         self.load(model)
 
     def loaded(self, name: str, weight: Tensor) -> Tensor:
-        return fake_quantized(weight, self.perturbation.bits, self.axes[name]) if name in self.axes else weight
+        if name in self.axes:
+            return fake_quantized(weight, self.perturbation.bits, self.axes[name])
+        return weight
 
 
 class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):

@@ -65,7 +65,9 @@ class ModelCopy(Decoder):
         return weight
 
     def autocast(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
 
 
 def has_stacked_experts(module: nn.Module) -> bool:
@@ -94,7 +96,9 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
             self.images.forget()
 
     def shift(self, tokens: Ints) -> int:
-        return 0 if self.images is None else int(self.images.shift(tokens))
+        if self.images is None:
+            return 0
+        return int(self.images.shift(tokens))
 
     def _images(self, tokens: Ints) -> Tensor | None:
         if self.images is None or not self.images.joined or (tokens >= 0).all():

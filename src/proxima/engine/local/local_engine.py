@@ -116,7 +116,10 @@ class Local(EngineSpec):
 
     def variations(self, device: torch.device) -> Sequence[Variation]:
         """See `EngineSpec.variations`. Its cached prefixes and float32 heads can't be changed."""
-        dtype = "float32" if compute_dtype(self.dtype, device) == torch.bfloat16 else "bfloat16"
+        if compute_dtype(self.dtype, device) == torch.bfloat16:
+            dtype = "float32"
+        else:
+            dtype = "bfloat16"
         decoder = "auto" if self.decoder == "general" else "general"
         few = None if self.slots > ONE_BLOCK else "the recipe has as few"
         graphs = None if device.type == "cuda" else NO_GRAPHS

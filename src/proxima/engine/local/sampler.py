@@ -104,7 +104,10 @@ def sample_blocks(
 ) -> tuple[dict[str, Tensor], list[Ints]]:
     """The fields of the `Sampled` that `sample_tokens` returns, for rows that are truncated alike; `truncates`: they
     are truncated at all."""
-    step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
+    if logits.device.type == "cpu":
+        step = BLOCK
+    else:
+        step = max(1, len(logits))
     options = truncates, bool((rows.temperature == 0).any()), top, masks
     blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
     parts = [
@@ -120,7 +123,9 @@ def _sample_block(
     """As `sample_blocks`, for rows that are truncated alike; `logits` [n, V] float32 is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
-    argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
+    argmax = None
+    if any_greedy:
+        argmax = logits.argmax(dim=1, keepdim=True)
     truncated = None
     if not truncates:
         largest = logits.amax(dim=1)
@@ -171,7 +176,10 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
     values, _ = logits.topk(candidates, dim=1)
     values[:, top_k:] = -torch.inf
     # mass relative to the tokens that top-k keeps: their own if top-k applies, else that of the whole vocabulary
-    log_z = values.logsumexp(dim=1) if top_k <= candidates else logits.logsumexp(dim=1)
+    if top_k <= candidates:
+        log_z = values.logsumexp(dim=1)
+    else:
+        log_z = logits.logsumexp(dim=1)
     before = (values - log_z[:, None]).exp().cumsum(dim=1)
     if candidates < min(top_k, logits.shape[1]) and not bool((before[:, -1] >= top_p).all()):
         return _smallest_kept(logits, top_k, top_p, logits.shape[1])

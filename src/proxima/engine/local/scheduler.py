@@ -148,7 +148,10 @@ class Scheduler:
             if request.grammar is not None:
                 raise GrammarRefusedError("the local engine has no grammars", remedy="use vllm or sglang")
             # an agent may ask twice after the same messages: each length counts once
-            lengths = {prompt.shared_prefix, *request.shared} if self.decoder.takes_past else set()
+            if self.decoder.takes_past:
+                lengths = {prompt.shared_prefix, *request.shared}
+            else:
+                lengths = set()
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
             key = prompt.uid, prompt.tokens.tobytes(), shared
             if key not in groups:
@@ -314,7 +317,9 @@ class Scheduler:
         return token in self._stop_tokens_of(running.request)
 
     def _stop_tokens_of(self, request: Request) -> frozenset[int]:
-        return self.stop_tokens if request.stop_tokens is None else request.stop_tokens
+        if request.stop_tokens is None:
+            return self.stop_tokens
+        return request.stop_tokens
 
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
@@ -324,7 +329,10 @@ class Scheduler:
         for running, token in zip(requests, tokens, strict=True):
             stop = running.request.sampling.stop
             begun = bool(running.request.prompt.begun)
-            text = sampled_text(self.tokenizer, self.table.tokens(running.line), after_text=begun) if stop else ""
+            if stop:
+                text = sampled_text(self.tokenizer, self.table.tokens(running.line), after_text=begun)
+            else:
+                text = ""
             if self._stops(running, token) or stop_string(text, stop) is not None:
                 finished.append((running, "stop"))
             elif self.table.length[running.line] >= self.table.limit[running.line]:

@@ -215,7 +215,9 @@ class EngineCall:
 
     def unanswered(self) -> tuple[Any, ...]:
         """The arguments for a new process, without requests already answered."""
-        return (list(self.outstanding.values()),) if self.method == "generate" else self.arguments
+        if self.method == "generate":
+            return (list(self.outstanding.values()),)
+        return self.arguments
 
 
 class Supervisor:
@@ -362,14 +364,20 @@ class Supervisor:
                 print(f"engine: {error}", file=sys.stderr)
             except Exception as error:
                 self._break(error)
-            reason = describe_exit(self.process.returncode) if self.process else "could not be started"
+            if self.process:
+                reason = describe_exit(self.process.returncode)
+            else:
+                reason = "could not be started"
             self.exit_reason = self._hung or reason
             self._hung = ""
             self.exits += 1
             self._fruitless += 1
             if self._fruitless > self.restarts and self._broken is None:
                 where = f"; see {self.log}" if self.log else ""
-                times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
+                if self._fruitless == 1:
+                    times = "once"
+                else:
+                    times = f"{self._fruitless} times in a row"
                 message = f"the engine's process ended {times} without a completion: {self.exit_reason}{where}"
                 self._break(UserError(message, remedy="resume the run (--resume), or raise engine.restarts"))
 

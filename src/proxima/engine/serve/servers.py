@@ -144,7 +144,8 @@ class ServerProcess:
     def describe_exit(self) -> str:
         """Describe how it ended, with the line of its log that explains why."""
         code = self.code or 0
-        code = 128 - code if code - 128 in list(signal.Signals) else code
+        if code - 128 in list(signal.Signals):
+            code = 128 - code
         return describe_exit(code, last_error(self.output()))
 
     def ask_to_stop(self) -> None:
@@ -200,7 +201,10 @@ class Servers:
     def __init__(
         self, launch: Callable[[int], Launch], serve: Serve, *, key: str | None, log: Path | None, report: Report
     ) -> None:
-        self.token = secrets.token_urlsafe(24) if key is None else key
+        if key is None:
+            self.token = secrets.token_urlsafe(24)
+        else:
+            self.token = key
         self.serve = serve
         self.report = report
         self.failure: UserError | None = None
@@ -312,7 +316,8 @@ class Servers:
                     server.answered = True
                     server.ready.set()
                 elif now - answered_at > self.serve.start_seconds:
-                    last = f"; its log ends with: {words}" if (words := doing(process.output())) else ""
+                    words = doing(process.output())
+                    last = f"; its log ends with: {words}" if words else ""
                     return f"has not answered for {self.serve.start_seconds:g} s{last}"
                 continue
             if now - ready_at >= STEADY:
@@ -357,7 +362,8 @@ def start_servers(
     """
     check_serve(kind, serve, model=model)
     expanded = os.path.expanduser(model)
-    model = os.path.abspath(expanded) if os.path.exists(expanded) else model
+    if os.path.exists(expanded):
+        model = os.path.abspath(expanded)
     launch = partial(
         LAUNCHES[kind],
         serve,

@@ -150,7 +150,8 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
     here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
     check_base(lora.path, here, field_name="model.lora.path")
     for name in ("rank", "alpha", "rslora", "dora"):
-        if (adapters := getattr(there, name)) != getattr(lora, name):
+        adapters = getattr(there, name)
+        if adapters != getattr(lora, name):
             reason = f"differs from {adapters!r}, that of the adapter {lora.path}"
             raise FieldError(f"model.lora.{name}", getattr(lora, name), reason, remedy=f"set it to {adapters!r}")
 
@@ -181,7 +182,8 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
         raise FieldError(field_name, path, f"has no readable {WEIGHTS} ({error})") from error
     parameters = dict(model.named_parameters())
     trained = {_file_name(name): parameters[name] for name in trained_names(model)}
-    if odd := sorted(trained.keys() ^ tensors.keys()):
+    odd = sorted(trained.keys() ^ tensors.keys())
+    if odd:
         lacks = odd[0] in trained
         reason = f"{'lacks' if lacks else 'has'} {odd[0]} ({len(odd)} differences in all)"
         remedy = "set model.lora.targets to those of the adapter, which are in its adapter_config.json"

@@ -75,7 +75,8 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
         FieldError: a target names no linear layer of this model.
         UserError: peft is not installed.
     """
-    if (missing := missing_peft()) is not None:
+    missing = missing_peft()
+    if missing is not None:
         raise UserError("model.lora needs the package peft", remedy=missing)
     from peft import inject_adapter_in_model
 
@@ -155,7 +156,10 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
     from peft import LoraConfig
 
     layers = target_layers(model, lora)
-    names = {name.rpartition(".")[2] for name in layers} if isinstance(lora.targets, str) else set(lora.targets)
+    if isinstance(lora.targets, str):
+        names = {name.rpartition(".")[2] for name in layers}
+    else:
+        names = set(lora.targets)
     eyes = sorted({name.removesuffix(".weight") for name in vision_parameters(model)})  # named alike in some models
     apart = [name for name in eyes if any(f".{name}".endswith(f".{target}") for target in names)]
     return LoraConfig(

@@ -62,7 +62,10 @@ def _with_answer(
 ) -> tuple[list[int], list[int], int]:
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
     common prefix."""
-    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    if isinstance(answer, str):
+        said = {"role": "assistant", "content": answer}
+    else:
+        said = answer
     if is_begun(prompt):
         *prompt_before, begun = prompt
         chat = [*prompt_before, {**begun, **said, "content": begun["content"] + said["content"]}]
@@ -135,4 +138,6 @@ def turn_end(tokenizer: Any) -> TurnEnd | None:
     text = after.strip()
     added = added_tokens(tokenizer).items()
     token = max(((len(t.content), i) for i, t in added if t.content and text.startswith(t.content)), default=None)
-    return TurnEnd(text, None if token is None else int(token[1])) if answer else None
+    if answer:
+        return TurnEnd(text, None if token is None else int(token[1]))
+    return None

@@ -96,10 +96,18 @@ def chat_and_tokens(
         return None, _raw_tokens(messages, tokenizer, arguments, complete=complete)
     require_written(messages, tokenizer, arguments, partial(rendered_text, tokenizer))
     safe = [SafeMessage(message, tokenizer) for message in messages]
-    ending: Ending = "complete" if complete else "open" if is_begun(messages) else "prompt"
+    ending: Ending
+    if complete:
+        ending = "complete"
+    elif is_begun(messages):
+        ending = "open"
+    else:
+        ending = "prompt"
     chat = render_chat(safe, tokenizer, arguments, ending=ending)
     ids = encode_chat(chat, tokenizer)
-    end = end_of_text(tokenizer) if complete and tokenizer.chat_template is None else None
+    end = None
+    if complete and tokenizer.chat_template is None:
+        end = end_of_text(tokenizer)
     return chat, ids if end is None else [*ids, end]
 
 
@@ -120,7 +128,10 @@ def _raw_tokens(
     for text in answer:
         complete_ids = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
         extends = complete_ids[: len(ids)] == ids
-        ids = complete_ids if extends else ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if extends:
+            ids = complete_ids
+        else:
+            ids = ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
     end = end_of_text(tokenizer) if complete else None
     return ids if end is None else [*ids, end]
 
@@ -149,8 +160,13 @@ class SafeMessage:
 
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
         shows = image_store_of(tokenizer) is not None
-        self.images: tuple[int, ...] = tuple(message.get("images", ())) if shows else ()
-        pieces = message["content"].split(IMAGE_PLACEHOLDER) if self.images else [message["content"]]
+        self.images: tuple[int, ...] = ()
+        if shows:
+            self.images = tuple(message.get("images", ()))
+        if self.images:
+            pieces = message["content"].split(IMAGE_PLACEHOLDER)
+        else:
+            pieces = [message["content"]]
         if self.images and len(pieces) != len(self.images) + 1:
             what = f"a message has {len(self.images)} images and {IMAGE_PLACEHOLDER} {len(pieces) - 1} times"
             raise UserError(f"{what}: {message['content']!r:.100}")
@@ -172,7 +188,9 @@ def safe_value(value: Any, tokenizer: Any) -> Any:
         return with_stand_ins(value, tokenizer)
     if isinstance(value, Mapping):
         return {key: safe_value(item, tokenizer) for key, item in value.items()}
-    return [safe_value(item, tokenizer) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [safe_value(item, tokenizer) for item in value]
+    return value
 
 
 def _neutral_keys(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +200,8 @@ def _neutral_keys(named: Mapping[str, Any]) -> dict[str, Any]:
     for key in THOUGHT_NAMES:
         if isinstance(neutral.get(key), str):
             neutral[key] = _neutral(neutral[key])
-    if calls := neutral.get("tool_calls"):
+    calls = neutral.get("tool_calls")
+    if calls:
         functions = [call["function"] for call in calls]
         values = [{**of, "arguments": _neutral(of["arguments"])} for of in functions]
         neutral["tool_calls"] = [{**call, "function": of} for call, of in zip(calls, values, strict=True)]
@@ -194,7 +213,9 @@ def _neutral(value: Any) -> Any:
         return re.sub(r"\S+", "x", value)
     if isinstance(value, Mapping):
         return {key: _neutral(item) for key, item in value.items()}
-    return [_neutral(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_neutral(item) for item in value]
+    return value
 
 
 def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
@@ -280,7 +301,8 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
     """
     if arguments:
         require_read(tokenizer, arguments)
-    if (clock := current_clock()) is not None and CLOCK in str(tokenizer.chat_template):
+    clock = current_clock()
+    if clock is not None and CLOCK in str(tokenizer.chat_template):
         clock.named = True
     options = {"add_generation_prompt": ending == "prompt", "continue_final_message": ending == "open"}
     try:
@@ -313,7 +335,10 @@ def _require_open(
     """
     *before, begun = messages
     content = begun.safe["content"]
-    text = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    if isinstance(content, str):
+        text = content
+    else:
+        text = str(content[-1].get("text", ""))
     if not chat.endswith(text):
         raise _not_open(begun.safe, "the chat template changes its text")
     opened = chat.removesuffix(text)
@@ -327,7 +352,10 @@ def _require_open(
 
 def _not_open(message: Message, why: str) -> FieldError:
     content = message["content"]
-    shown = content if isinstance(content, str) else str(content[-1].get("text", ""))
+    if isinstance(content, str):
+        shown = content
+    else:
+        shown = str(content[-1].get("text", ""))
     remedy = "end the chat with the user's message and ask for that beginning there, or repair the template"
     reason = f"ends the prompt with the assistant, whose text can't be continued: {why}"
     return FieldError("messages", shown[:60], reason, remedy=remedy)
@@ -345,7 +373,8 @@ def _refuse_made_tokens(
     pattern = _any_of(control_texts(tokenizer))
     neutral = [message.neutral for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, ending)))
-    if made := Counter(pattern.findall(chat)) - written:
+    made = Counter(pattern.findall(chat)) - written
+    if made:
         what = f"the chat template turns a message's own text into the control token {next(iter(made))}"
         shown = " | ".join(message.text for message in messages)
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
@@ -399,4 +428,6 @@ def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     end = end_of_text(tokenizer)
-    return list(ids[:-1]) if len(ids) > 1 and end is not None and ids[-1] == end else list(ids)
+    if len(ids) > 1 and end is not None and ids[-1] == end:
+        return list(ids[:-1])
+    return list(ids)

@@ -79,7 +79,8 @@ def new_budget() -> Iterator[None]:
 
 
 def charge(characters: int = 0, steps: int = 1) -> None:
-    if (budget := _budget.get()) is not None:
+    budget = _budget.get()
+    if budget is not None:
         budget.charge(characters, steps)
 
 
@@ -102,7 +103,9 @@ def extent(value: Any) -> int:
     """Characters of a value, or eight for each of its elements; 0 of others."""
     if isinstance(value, str | bytes):
         return len(value)
-    return 8 * len(value) if isinstance(value, list | tuple | dict | range) else 0
+    if isinstance(value, list | tuple | dict | range):
+        return 8 * len(value)
+    return 0
 
 
 def charge_format(text: Any, values: Iterable[Any], *, braces: bool = False) -> None:
@@ -137,7 +140,10 @@ def charge_call(name: str, value: Any, given: tuple[Any, ...], named: Mapping[st
         charge((extent(value) + 1) * (max(map(extent, others), default=0) + 1))
     elif name in GROWING:
         most = max((abs(x) if isinstance(x, int) else extent(x) for x in others), default=0)
-        lines = value.count("\n") if name == "indent" and isinstance(value, str) else extent(value)
+        if name == "indent" and isinstance(value, str):
+            lines = value.count("\n")
+        else:
+            lines = extent(value)
         charge((lines + 1) * (most + 1) if name not in PADDING else most)
 
 
@@ -258,7 +264,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(owner, str | bytes | int) and name in REFUSED:
             raise TemplateBudgetError(f"it calls {name}")
         elif name in ("format", "format_map"):  # of a text, in the sandbox's wrapper
-            text = _owner(function.__wrapped__) if hasattr(function, "__wrapped__") else None
+            text = None
+            if hasattr(function, "__wrapped__"):
+                text = _owner(function.__wrapped__)
             charge_format(text, (*given, *named.values()), braces=True)
         elif isinstance(owner, str | bytes):
             given = tuple(list(items) if isinstance(items, Iterator) else items for items in given)

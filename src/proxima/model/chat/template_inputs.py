@@ -164,7 +164,9 @@ def with_text_arguments(message: Message) -> Message:
     for call in message.get("tool_calls", ()):
         text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         calls.append({**call, "function": {**call["function"], "arguments": text}})
-    return {**message, "tool_calls": calls} if calls else message
+    if calls:
+        return {**message, "tool_calls": calls}
+    return message
 
 
 def reads_tools(tokenizer: Any) -> bool:
@@ -189,8 +191,14 @@ def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     for name in unread(tokenizer, arguments):
         theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
         near = difflib.get_close_matches(name, theirs, 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
-        reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
+        if near:
+            remedy = f"did you mean {near[0]!r}?"
+        else:
+            remedy = f"it reads {', '.join(theirs) or 'none'}"
+        if name in SET_HERE:
+            reason = "is set by proxima"
+        else:
+            reason = "is not read by the model's chat template"
         raise FieldError(f"data.template_arguments.{name}", arguments[name], reason, remedy=remedy)
 
 

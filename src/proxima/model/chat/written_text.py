@@ -120,7 +120,10 @@ def prompt_and_beginning(
     """The token ids of a chat, ready for the answer (`prompt_tokens`), and the beginning of the answer that they
     have."""
     chat, tokens = chat_and_tokens(messages, tokenizer, arguments, complete=False)
-    content = messages[-1]["content"] if is_begun(messages) else ""
+    if is_begun(messages):
+        content = messages[-1]["content"]
+    else:
+        content = ""
     return np.array(tokens, np.int32), answer_beginning(chat, tokenizer, arguments, content)
 
 
@@ -133,7 +136,10 @@ def answer_beginning(chat: str | None, tokenizer: Tokenizer, arguments: Mapping[
     """
     if chat is None or tokenizer.chat_template is None:
         return content
-    before = chat.removesuffix(with_stand_ins(content, tokenizer)) if content else chat
+    if content:
+        before = chat.removesuffix(with_stand_ins(content, tokenizer))
+    else:
+        before = chat
     named = json.dumps({name: value for name, value in arguments.items() if name != "tools"}, default=repr)
     untyped: Any = tokenizer
     header, opened = _answer_header(untyped, str(tokenizer.chat_template), named)
@@ -170,7 +176,8 @@ def _answer_header(tokenizer: Any, template: str, named: str) -> tuple[str, str]
             end = min(end, _common(prompt, before))
     start = min(_common(prompt, asked), end)
     header = prompt[start:end]
-    if (thought := OPENS_THOUGHT.search(header)) is not None:
+    thought = OPENS_THOUGHT.search(header)
+    if thought is not None:
         header = header[: thought.start()]
     return header, prompt[start + len(header) :]
 

@@ -73,7 +73,8 @@ def _recorded(folder: Path) -> tuple[int, int] | None:
         return None
     except OSError as error:
         raise UserError(f"{file} can't be read ({error.strerror})", remedy=RESTORE) from None
-    if (match := re.fullmatch("([0-9]{1,9}) ([0-9a-f]{8})\n", text)) is None:
+    match = re.fullmatch("([0-9]{1,9}) ([0-9a-f]{8})\n", text)
+    if match is None:
         raise UserError(f"{file} is damaged", remedy=RESTORE)
     return int(match[1]), int(match[2], 16)
 

@@ -38,7 +38,10 @@ class ImageReader:
 
     def of_batch(self, batch: PackedBatch) -> ShownImages:
         """The images of a packed batch."""
-        position = self._batch_position(batch) if self.three_axes else batch.position
+        if self.three_axes:
+            position = self._batch_position(batch)
+        else:
+            position = batch.position
         inputs = self.inputs(batch.tokens, position)
         if not self.joined:
             return ShownImages(inputs)
@@ -82,7 +85,10 @@ class ImageReader:
             rows = torch.from_numpy(starts[which] + patch).to(tokens.device)
             embeds, *deep = (torch.cat(parts)[rows] for parts in zip(*features, strict=True))
             embedded = embedded.masked_scatter(shown[None, :, None], embeds.to(embedded.dtype))
-            features_of_layers = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": deep} if deep else {}
+            if deep:
+                features_of_layers = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": deep}
+            else:
+                features_of_layers = {}
         return {"inputs_embeds": embedded, "position_ids": position[..., None, :], **features_of_layers}
 
     def _batch_position(self, batch: PackedBatch) -> Tensor:
@@ -114,11 +120,9 @@ class ImageReader:
 
     def shift(self, tokens: NDArray[np.integer]) -> int:
         """What is added to the number of a token after these to get its position on all three axes."""
-        return (
-            0
-            if not self.three_axes or (tokens >= 0).all()
-            else int(self.position(np.append(tokens, 0))[0, -1]) - len(tokens)
-        )
+        if not self.three_axes or (tokens >= 0).all():
+            return 0
+        return int(self.position(np.append(tokens, 0))[0, -1]) - len(tokens)
 
     def _grid(self, image: int) -> tuple[int, int]:
         """Rows and columns of an image's tokens."""
@@ -129,7 +133,11 @@ class ImageReader:
 
 def _rows(features: Any) -> Tensor:
     """[T, D] of an image's features, which models give as one tensor, or one for each image or tile."""
-    joined: Tensor = torch.cat(list(features)) if isinstance(features, list | tuple) else features
+    joined: Tensor
+    if isinstance(features, list | tuple):
+        joined = torch.cat(list(features))
+    else:
+        joined = features
     if joined.ndim < 2:
         raise UserError("the model's vision tower returned no features")
     return joined.flatten(0, -2)

@@ -133,7 +133,10 @@ class ImageStore:
         self._read_index()
 
     def _read_index(self) -> None:
-        self._names = [] if self.folder is None else read_names(self.folder)
+        if self.folder is None:
+            self._names = []
+        else:
+            self._names = read_names(self.folder)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._indexed, self._crc = len(self._names), checksum(self._names)
 
@@ -193,7 +196,8 @@ class ImageStore:
     def processed(self, number: int) -> tuple[str, dict[str, Tensor]]:
         """The text that stands for an image in a prompt, and its pixels as `get_image_features` takes them: made once,
         as long as `PROCESSED` suffices."""
-        if (kept := self._processed.get(number)) is None:
+        kept = self._processed.get(number)
+        if kept is None:
             kept = self._process(number)
             with self._lock:
                 self._bytes += 0 if number in self._processed else _size(kept)
@@ -236,7 +240,8 @@ class ImageStore:
         """
         if number not in self._texts:
             text, _ = self.processed(number)
-            if (count := text.count(self.token)) > PATCHES:
+            count = text.count(self.token)
+            if count > PATCHES:
                 width, height = self.image(number).size
                 remedy = "show smaller images, or lower the processor's largest size in the model's folder"
                 raise UserError(f"an image of {width} x {height} has {count} tokens, at most {PATCHES}", remedy=remedy)
@@ -322,8 +327,14 @@ class ImageStore:
             if not short or not (long.startswith(short) if first else long.endswith(short)):
                 raise ValueError
             left = long[len(short) :] if first else long[: -len(short)]
-            kept = [] if len(own) <= len(text) else self.plain(left, add_special_tokens=False)["input_ids"]
-            tokens = [*kept, *tokens[1:]] if first else [*tokens[:at], *kept]
+            if len(own) <= len(text):
+                kept = []
+            else:
+                kept = self.plain(left, add_special_tokens=False)["input_ids"]
+            if first:
+                tokens = [*kept, *tokens[1:]]
+            else:
+                tokens = [*tokens[:at], *kept]
             text = left if len(own) < len(text) else ""
         return tokens
 

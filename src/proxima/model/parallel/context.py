@@ -59,7 +59,10 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
     text = config.get_text_config()
     tensor = sharding.tensor_parallel
     count = sharding.context_parallel
-    mixed = None if model is None else proof_of(model).problem("packed")
+    if model is None:
+        mixed = None
+    else:
+        mixed = proof_of(model).problem("packed")
     if mixed is not None:
         other = f"does not keep packed sequences apart ({mixed})"
         raise FieldError(FIELD, count, f"splits packed tokens, and {name} {other}", remedy="set it to 1")
@@ -151,7 +154,10 @@ def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple
     group = heads // key_heads
     order, queries, keys = list[int](), list[int](), list[int]()
     for start, end in pairwise(heads * rank // ranks for rank in range(ranks + 1)):
-        alike = end - start if start // group == (end - 1) // group else int(np.gcd.reduce([start, end, group]))
+        if start // group == (end - 1) // group:
+            alike = end - start
+        else:
+            alike = int(np.gcd.reduce([start, end, group]))
         read = [heads + head // group for head in range(start, end, alike)]
         order += [*range(start, end), *read, *(head + key_heads for head in read)]
         queries.append(end - start)

@@ -64,7 +64,10 @@ def whole_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = Non
         if axis is None:
             whole[name] = whole_tensor(tensor, dtype)
             continue
-        sent = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if dtype is not None and tensor.is_floating_point():
+            sent = dtype
+        else:
+            sent = tensor.dtype
         small = tensor.numel() * sent.itemsize <= SMALL
         together.setdefault((tensor.device_mesh, axis, sent, "" if small else name), []).append(name)  # type: ignore[attr-defined]
     for (mesh, axis, sent, _), names in together.items():
@@ -118,7 +121,10 @@ def _gathered_rows(tensors: Mapping[str, Tensor], mesh: Any, axis: int, dtype: t
 def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
     """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
-    targets = {} if plain is None else dict(plain.named_parameters())
+    if plain is None:
+        targets = {}
+    else:
+        targets = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         whole = whole_tensor(parameter)
         if plain is not None:
@@ -128,7 +134,9 @@ def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
 def plain_copy(loaded: LoadedModel, device: str | torch.device = "cpu") -> LoadedModel | None:
     """A plain model with the weights and adapters of a sharded one on rank 0, None on every other. Collective."""
     model: Any = loaded.model
-    plain = empty_like(model, torch.device(device)) if dist.get_rank() == 0 else None
+    plain = None
+    if dist.get_rank() == 0:
+        plain = empty_like(model, torch.device(device))
     gather_into(model, plain)
     if plain is None:
         return None
@@ -145,7 +153,8 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
     config = copy.deepcopy(model.config)
     config._attn_implementation = "sdpa" if model._supports_sdpa else None
     plain: Any = unloaded_model(lambda: kind(config))
-    if adapters := optional_attribute(model, "peft_config"):
+    adapters = optional_attribute(model, "peft_config")
+    if adapters:
         from peft import inject_adapter_in_model
 
         inject_adapter_in_model(copy.deepcopy(adapters[ADAPTER]), plain, ADAPTER)
@@ -179,7 +188,9 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     """
     parts: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
-        key = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        key = None
+        if isinstance(tensor, DTensor):
+            key = (tensor.device_mesh, tensor.placements)
         local = own_slice(tensor)
         dtype = torch.promote_types(local.dtype, torch.float32)
         parts.setdefault(key, []).append(torch.linalg.vector_norm(local, dtype=dtype).double().square())
@@ -192,8 +203,13 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
             for axis, placement in enumerate(placements):
                 if not placement.is_replicate():  # also what is split twice along an axis
                     dist.all_reduce(part, group=mesh.get_group(axis))
-        total = part if total is None else total.to(part.device) + part
-    return torch.zeros((), dtype=torch.float64) if total is None else total.sqrt()
+        if total is None:
+            total = part
+        else:
+            total = total.to(part.device) + part
+    if total is None:
+        return torch.zeros((), dtype=torch.float64)
+    return total.sqrt()
 
 
 @torch.no_grad()

@@ -127,7 +127,10 @@ class LayerLender:
         if unit != OUTER:
             self._drop(self._loaded - {OUTER})
         gather = partial(_gather_unit, unit=unit, dtype=self.dtype)
-        weights = gather(self, True) if self._together else self.everywhere(gather, True)
+        if self._together:
+            weights = gather(self, True)
+        else:
+            weights = self.everywhere(gather, True)
         for name, parameter in parameters_at(self._own_places[unit]):
             parameter.data = weights[name]
         self._loaded.add(unit)

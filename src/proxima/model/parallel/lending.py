@@ -33,7 +33,10 @@ def perturbing(module: nn.Module, amounts: list[float]) -> AbstractContextManage
     """`perturbed_weights`, of the sharded module if this is a lender's."""
     lender = lender_of(module)
     change: AbstractContextManager[None]
-    change = perturbed_weights(module, amounts) if lender is None else lender.perturbing(amounts)
+    if lender is None:
+        change = perturbed_weights(module, amounts)
+    else:
+        change = lender.perturbing(amounts)
     return change
 
 

@@ -70,7 +70,10 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
     for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.ranks_per_share)):
         if world % needed or (sharding.kind == "hybrid" and copy % needed):
             by_node = copy and not copy % sharding.ranks_per_share
-            within = f"the {copy} ranks of a node" if by_node else f"the {world} ranks"
+            if by_node:
+                within = f"the {copy} ranks of a node"
+            else:
+                within = f"the {world} ranks"
             bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
             raise FieldError(name, getattr(sharding, name), bound)
     shards = (copy or world) // sharding.tensor_parallel

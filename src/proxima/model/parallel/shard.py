@@ -65,7 +65,10 @@ def check_split(
     skip the checks that need its modules."""
     if sharding.tensor_parallel > 1:
         check_tensor_parallel(config, sharding, ranks, adapters=adapters, name=name)
-    model = None if shape is None or sharding.context_parallel * sharding.expert_parallel == 1 else shape()
+    if shape is None or sharding.context_parallel * sharding.expert_parallel == 1:
+        model = None
+    else:
+        model = shape()
     if sharding.expert_parallel > 1:
         check_experts(config, sharding, ranks, model, name=name)
     if sharding.context_parallel > 1:
@@ -78,7 +81,9 @@ def auxiliary_sharding(sharding: Sharding | None, path: str, revision: str | Non
     if sharding is None or sharding.expert_parallel == 1:
         return sharding
 
-    return sharding if TextConfig.of(load_config(path, revision)).experts else replace(sharding, expert_parallel=1)
+    if TextConfig.of(load_config(path, revision)).experts:
+        return sharding
+    return replace(sharding, expert_parallel=1)
 
 
 def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
@@ -142,7 +147,10 @@ def _outer_units(model: nn.Module) -> list[Any]:
     if head is None:
         return [embedding]
     shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}
-    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
+    if hasattr(untyped, "get_decoder"):
+        backbone = untyped.get_decoder()
+    else:
+        backbone = untyped.base_model
     children = list(backbone.children())
     last = max((i for i, child in enumerate(children) if isinstance(child, nn.ModuleList)), default=len(children))
     norms = [child for child in children[last + 1 :] if next(child.parameters(), None) is not None]

@@ -43,7 +43,9 @@ class FilePiece:
 
     def among(self, whole: Tensor) -> int:
         """The number of pieces of a weight."""
-        return 1 if self.place is None else self.place[2] * len(whole)
+        if self.place is None:
+            return 1
+        return self.place[2] * len(whole)
 
     def fits(self, whole: Tensor, shape: list[int]) -> bool:
         """True if a tensor of this shape can be this piece of a weight."""
@@ -126,7 +128,9 @@ def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
         places: dict[str, str] = load_json(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
         local = {name: file for name, file in files.items() if file is not None}
-        return {name: local[file] for name, file in places.items()} if len(local) == len(files) else None
+        if len(local) == len(files):
+            return {name: local[file] for name, file in places.items()}
+        return None
     if single is None:
         return None
     with safe_open(single, framework="pt") as tensors:
@@ -235,7 +239,8 @@ def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[F
             pieces[weight] = [FilePiece(name, files[name])]
     for weight, parts in stacked.items():
         pieces[weight] = list(_placed(parts, files))
-    if used := [entry for entry in mapping if entry.was_used()]:
+    used = [entry for entry in mapping if entry.was_used()]
+    if used:
         model._weight_conversions = used
     return pieces
 

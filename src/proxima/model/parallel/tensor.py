@@ -100,7 +100,10 @@ class VocabularyPart:
         """Combine each rank's results for its own tokens: log Z, log Z of the tokens that could be sampled (the same
         tensor where all could), and the log-probs of the targets; collective."""
         every = self.logsumexp(log_z)
-        masked = every if masked_z is log_z else self.logsumexp(masked_z)
+        if masked_z is log_z:
+            masked = every
+        else:
+            masked = self.logsumexp(masked_z)
         return every, masked, self.values_of(target, log_prob + masked_z) - masked
 
     def entropy(self, entropy: Tensor, log_z: Tensor, whole: Tensor) -> Tensor:
@@ -130,7 +133,9 @@ class _Attention(ParallelStyle):
             name = "hidden_states"
             states = args[0] if args else given[name]
             whole = DTensor.from_local(states, device_mesh, [Replicate()], run_check=False)
-            return ((whole, *args[1:]), given) if args else (args, given | {name: whole})
+            if args:
+                return ((whole, *args[1:]), given)
+            return (args, given | {name: whole})
 
         module.register_forward_pre_hook(shared, with_kwargs=True)
         return module
@@ -164,7 +169,10 @@ class _Embedding(ParallelStyle):
         embedding: Any = module
         part = VocabularyPart.of(embedding.weight)
         padding = embedding.padding_idx
-        own_padding = None if padding is None or not part.has(padding) else padding - part.start
+        if padding is None or not part.has(padding):
+            own_padding = None
+        else:
+            own_padding = padding - part.start
 
         def forward(ids: Tensor) -> Tensor:
             states = with_own_rows(embedding, {"padding_idx": own_padding}, part.local(ids))

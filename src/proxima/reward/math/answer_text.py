@@ -87,12 +87,16 @@ def find_unmarked_answer(text: str, number: bool) -> str | None:
         candidates = _candidates(text, marker.end(), end, number)
         if candidates:
             denied = _DENIED.search(text, marker.end(), candidates[0].start) or _SECOND_THOUGHT.match(text, end)
-            return None if denied else _joined(text, candidates, _NEXT, _LIST_ENDS)
+            if denied:
+                return None
+            return _joined(text, candidates, _NEXT, _LIST_ENDS)
     candidates = _candidates(text, 0, len(text), number)
     last = max(len(candidates) - 1, 0)
     while last and _ALTERNATIVE.fullmatch(text, candidates[last - 1].end, candidates[last].start):
         last -= 1
-    return _joined(text, candidates[last:], _ALTERNATIVE) if candidates else None
+    if candidates:
+        return _joined(text, candidates[last:], _ALTERNATIVE)
+    return None
 
 
 def _last_marker(text: str, marker: re.Pattern[str]) -> re.Match[str] | None:
@@ -130,7 +134,10 @@ def _candidates(text: str, start: int, end: int, number: bool) -> list[_Candidat
             after = text[match.end() : match.end() + 20]
             number_text = match["fraction"] or match["run"].strip(" (){}")
             part = _CONTINUES.match(after) or _CONTINUED.search(before) or ("." in number_text and DOTS.match(after))
-            formula = f"operation {number_text}" if part else number_text
+            if part:
+                formula = f"operation {number_text}"
+            else:
+                formula = number_text
         elif number and not re.search("[0-9]", formula):
             continue
         candidates.append(_Candidate(formula, match.start(), match.end()))
@@ -259,16 +266,23 @@ def parse_choice(answer: str) -> Choice | None:
 def chosen_letter(text: str) -> str | None:
     r"""The letter that a boxed or marked answer names: `B`, `(b)`, `B) 12`, `Option B`, `B, because …`. None if it
     names none (`A triangle`), or another one too (`B or C`)."""
-    match = _CHOSEN.fullmatch(_plain(text)) if len(text) <= _MAX_CHARS else None
+    match = None
+    if len(text) <= _MAX_CHARS:
+        match = _CHOSEN.fullmatch(_plain(text))
     if match is None:
         return None
     letter = (match["bracketed"] or match["marked"] or match["bare"] or match["small"]).upper()
-    rest = match["text"] if match["bracketed"] else match["rest"]
+    if match["bracketed"]:
+        rest = match["text"]
+    else:
+        rest = match["rest"]
     if _REASON.match(rest):
         return letter
     rest = rest.lstrip("().:,; -–—")
     others = {other["plain"] or other["bracketed"] for other in _OTHER.finditer(rest)}
-    return None if others - {letter} or HEDGES.match(rest) or rest.startswith("or ") else letter
+    if others - {letter} or HEDGES.match(rest) or rest.startswith("or "):
+        return None
+    return letter
 
 
 def _plain(text: str) -> str:

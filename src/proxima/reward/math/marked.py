@@ -89,11 +89,14 @@ def solution_hint(answer: str, reads_box: bool = False) -> str | None:
     boxed = last_boxed(answer)
     if boxed is not None and answer.strip(" $.\n") not in (f"\\boxed{{{boxed}}}", f"\\fbox{{{boxed}}}"):
         shown = boxed if len(boxed) <= 40 else f"{boxed[:40]}…"
-        remedy = (
-            "set answer_in_box=true in the reward" if reads_box else "use 'math' or 'boxed' with answer_in_box=true"
-        )
+        if reads_box:
+            remedy = "set answer_in_box=true in the reward"
+        else:
+            remedy = "use 'math' or 'boxed' with answer_in_box=true"
         return f"is a whole solution; for the answer in its \\boxed{{{shown}}}, {remedy}"
-    return "is a whole solution; use 'gsm8k' for the number after its ####" if "####" in answer else None
+    if "####" in answer:
+        return "is a whole solution; use 'gsm8k' for the number after its ####"
+    return None
 
 
 def row_answer(answer: Any, in_box: bool) -> str:

@@ -98,7 +98,8 @@ def normalize_formula(formula: str) -> str:
     words = " ".join(unwrap_fonts(formula).replace("$", "").split()).strip(" .")
     if _REALS.fullmatch(words) or _REALS.fullmatch(formula.strip(" .$")):
         return r"(-\infty,\infty)"
-    if match := _REALS_BUT.fullmatch(words):
+    match = _REALS_BUT.fullmatch(words)
+    if match:
         return rf"(-\infty,\infty)\setminus\{{{re.sub(',? (?:and|or) ', ',', match[1])}\}}"
     return r"\emptyset" if _NO_MEMBERS.fullmatch(words) else formula
 
@@ -147,7 +148,9 @@ def without_words(formula: str, reference: str) -> str | None:
     foreign = [text[1] for text in texts if not _CONNECTOR.fullmatch(text[1]) and text[1] not in reference_words]
     if not _long_words(foreign) <= _long_words(reference_words) or any(re.search("[0-9,;=]", text) for text in foreign):
         return None
-    return _WORDS_IN_FORMULA.sub(_unwrapped, formula) if texts else formula
+    if texts:
+        return _WORDS_IN_FORMULA.sub(_unwrapped, formula)
+    return formula
 
 
 def _unwrapped(match: re.Match[str]) -> str:
@@ -157,7 +160,9 @@ def _unwrapped(match: re.Match[str]) -> str:
         return f" {word} "
     if _COMMAND.fullmatch(word):
         return f"\\{word} "
-    return f"\\operatorname{{{word}}}" if _FUNCTION.fullmatch(word) else match.group()
+    if _FUNCTION.fullmatch(word):
+        return f"\\operatorname{{{word}}}"
+    return match.group()
 
 
 def _long_words(texts: Iterable[str]) -> set[str]:
@@ -227,15 +232,20 @@ def as_same_kind(answer: str, reference: str) -> tuple[str, str]:
     if of_answer is None or of_reference is None:
         return answer, reference
     same_unknown = not (of_answer[0] and of_reference[0]) or of_answer[0] == of_reference[0]
-    return (of_answer[1], of_reference[1]) if same_unknown else (answer, reference)
+    if same_unknown:
+        return (of_answer[1], of_reference[1])
+    return (answer, reference)
 
 
 def _solutions(text: str, comma_is_or: bool, known: str) -> tuple[str, str] | None:
     """Unknown and set of inequalities, of `x \\in [2,5]` or, without an unknown, of a set."""
     if _INEQUALITY.search(text):
         return inequality_set(text, comma_is_or, known)
-    if (member := _MEMBER.fullmatch(text)) is not None:
-        return (member["name"], member["set"]) if _SET.match(member["set"]) else None
+    member = _MEMBER.fullmatch(text)
+    if member is not None:
+        if _SET.match(member["set"]):
+            return (member["name"], member["set"])
+        return None
     return ("", text) if _SET.match(text) else None
 
 
@@ -244,7 +254,8 @@ def inequality_set(text: str, comma_is_or: bool, known: str) -> tuple[str, str] 
     """Name of the unknown, and the set of its values as intervals; None for anything but inequalities of one unknown.
     `known` are formulas whose letters are not the unknown."""
     text = " ".join(_SPACING.sub(" ", text).split()).strip("$. ").replace("<=", r"\leq").replace(">=", r"\geq")
-    if (match := _BUILDER.fullmatch(text)) is not None:
+    match = _BUILDER.fullmatch(text)
+    if match is not None:
         text = match["condition"]
     alternatives = _OR.split(text)
     if len(alternatives) == 1 and comma_is_or and not _AND.search(text) and "\\neq" not in text:

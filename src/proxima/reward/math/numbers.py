@@ -41,13 +41,15 @@ class Number(WeightedReward):
     where = "inline"
 
     def unreadable_one(self, answer: Any) -> str | None:
-        if (missing := missing_answer(answer)) or as_number(answer) is not None:
+        missing = missing_answer(answer)
+        if missing or as_number(answer) is not None:
             return missing
         return solution_hint(str(answer)) or NOT_A_NUMBER
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
-        if (expected := as_number(answer)) is None:
+        expected = as_number(answer)
+        if expected is None:
             raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is {NOT_A_NUMBER}")
         return binary_score(last_number(completion.own_text(prompt.begun)) == expected)
 
@@ -88,7 +90,9 @@ class Accuracy152(WeightedReward):
 
     @property
     def text_patterns(self) -> tuple[str, ...]:
-        return () if self.tag is None else (f"<{self.tag}>.*?</{self.tag}>",)
+        if self.tag is None:
+            return ()
+        return (f"<{self.tag}>.*?</{self.tag}>",)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()
@@ -96,7 +100,9 @@ class Accuracy152(WeightedReward):
         answer = own if self.tag is None else last_tagged(completion.text, self.tag)
         answer = "" if answer is None else answer.strip()
         if answer == expected:
-            return Score(value=2.0, correct=True) if answer else Score(value=0.0, correct=False)
+            if answer:
+                return Score(value=2.0, correct=True)
+            return Score(value=0.0, correct=False)
         right = _same_number(answer, expected)
         return Score(value=1.5 if right else 0.0, correct=right)
 

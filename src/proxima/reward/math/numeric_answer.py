@@ -132,7 +132,9 @@ def is_sum_of_names(name: str | None) -> bool:
 def asked_number(answer: str, question: str) -> WrittenNumber | None:
     """61 for a row's answer `m+n = 61`, if the question asks for m+n."""
     number = parse_number(answer, question)
-    return number if number is not None and number.name and is_asked(number.name, question) else None
+    if number is not None and number.name and is_asked(number.name, question):
+        return number
+    return None
 
 
 def is_asked(side: str, question: str) -> bool:
@@ -185,7 +187,9 @@ def _with_braces(match: re.Match[str]) -> str:
     over, under, only_over, braced, behind = match.groups()
     if over:
         return f"\\frac{{{over}}}{{{under}}}"
-    return f"\\frac{{{only_over}}}{{" if only_over else f"\\frac{braced}{{{behind}}}"
+    if only_over:
+        return f"\\frac{{{only_over}}}{{"
+    return f"\\frac{braced}{{{behind}}}"
 
 
 def _parse_side(side: str) -> WrittenNumber | None:
@@ -269,7 +273,9 @@ def _arithmetic(node: ast.expr) -> Fraction:
     if isinstance(node, ast.Constant):
         return Fraction(str(node.value))
     if isinstance(node, ast.UnaryOp):
-        return -_arithmetic(node.operand) if isinstance(node.op, ast.USub) else _arithmetic(node.operand)
+        if isinstance(node.op, ast.USub):
+            return -_arithmetic(node.operand)
+        return _arithmetic(node.operand)
     if not isinstance(node, ast.BinOp):
         raise ValueError("not arithmetic")
     left, right = _arithmetic(node.left), _arithmetic(node.right)

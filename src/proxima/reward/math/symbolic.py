@@ -154,11 +154,13 @@ class Math(PooledReward):
 
     def _by_algebra(self, answer: str, formula: str) -> Job:
         formula = _PERIOD.sub("", formula)  # to math-verify, 42. is not 42
-        if problem := self._unevaluable(answer):
+        problem = self._unevaluable(answer)
+        if problem:
             raise ValueError(f"row's answer not evaluated: {problem}")
         if _DIGITS.search(formula) or unfinished_operation(formula, answer):
             formula = ""  # wrong, provided the row's answer can be parsed
-        if problem := self._unevaluable(formula):
+        problem = self._unevaluable(formula)
+        if problem:
             raise ValueError(f"answer not evaluated: {problem}")
         formula, answer = as_same_kind(normalize_formula(formula), _normalize_reference(answer))
         answer = _plain_reference(answer)
@@ -170,7 +172,8 @@ class Math(PooledReward):
 
     def _candidates(self, text: str, number: bool = False, words: bool = False, choice: bool = False) -> list[str]:
         """The final answer of the text: candidates in the order in which they are tried."""
-        if (boxed := last_boxed(text)) is not None:
+        boxed = last_boxed(text)
+        if boxed is not None:
             return [boxed]
         if "\\boxed{" in text or "\\fbox{" in text:
             return []
@@ -182,7 +185,8 @@ class Math(PooledReward):
         return [text for text in (tagged, unmarked) if text is not None]
 
     def answer_job(self, answer: Any) -> Job | str | None:
-        if missing := missing_answer(answer):
+        missing = missing_answer(answer)
+        if missing:
             return missing
         try:
             formula = row_answer(answer, self.answer_in_box)
@@ -194,7 +198,8 @@ class Math(PooledReward):
             return (
                 "has dots for what is not written: only the same text is right; write the answer out, or remove the row"
             )
-        if problem := self._unevaluable(formula):
+        problem = self._unevaluable(formula)
+        if problem:
             return f"not evaluated: {problem}"
         arguments = {"answer": _normalize_reference(formula)}
         return Job(grader="math_answer", arguments=arguments, cpu_seconds=self.cpu_seconds)
@@ -202,16 +207,23 @@ class Math(PooledReward):
     def _unevaluable(self, formula: str) -> str | None:
         if _DIGITS.search(formula):
             return f"a run of more than {_MAX_DIGITS} digits"
-        return f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
+        if len(formula) > self.max_chars:
+            return f"more than {self.max_chars} characters"
+        return unevaluable(formula)
 
 
 @lru_cache(maxsize=4096)
 def _parse_reference(answer: str) -> WrittenNumber | Choice | str | None:
     """The row's answer as a plain number, an option or words; None if it needs algebra. ValueError if it is prose."""
-    number = None if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL) else parse_number(answer)  # (1,000) is a point
+    # (1,000) is a point
+    if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL):
+        number = None
+    else:
+        number = parse_number(answer)
     if number is not None and not is_sum_of_names(number.name):
         return number
-    if (choice := parse_choice(answer)) is not None:
+    choice = parse_choice(answer)
+    if choice is not None:
         return choice
     if _normalize_reference(answer) in SETS_IN_WORDS:
         return None
@@ -224,7 +236,9 @@ def _parse_reference(answer: str) -> WrittenNumber | Choice | str | None:
 @lru_cache(maxsize=4096)
 def _plain_reference(answer: str) -> str:
     """The row's answer as math-verify should read it: without its unit and fonts, unless a word names its value."""
-    return answer if "=" in answer else without_words(answer, answer) or answer
+    if "=" in answer:
+        return answer
+    return without_words(answer, answer) or answer
 
 
 @lru_cache(maxsize=4096)
@@ -234,7 +248,9 @@ def _normalize_reference(answer: str) -> str:
 
 def _question(prompt: Prompt) -> str:
     """The text of the last message, in which a formula may be asked for."""
-    content = prompt.messages[-1].get("content") if prompt.messages else None
+    content = None
+    if prompt.messages:
+        content = prompt.messages[-1].get("content")
     return content if isinstance(content, str) else ""
 
 

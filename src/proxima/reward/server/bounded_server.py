@@ -117,7 +117,10 @@ class KeepsConnections:
             nonlocal answered
             if unread and message["type"] == "http.response.start":
                 named = {name.lower() for name, _ in message["headers"]}
-                more = [] if b"connection" in named else [(b"connection", b"close")]
+                if b"connection" in named:
+                    more = []
+                else:
+                    more = [(b"connection", b"close")]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
             answered = message["type"] == "http.response.body" and not message.get("more_body")
@@ -208,7 +211,12 @@ class BoundedServer(uvicorn.Server):
             since = since if known == waits_for else now
             self._since[connection] = waits_for, since
             between = cycle is not None and not cycle.more_body and not connection.conn.trailing_data[0]
-            seconds = math.inf if answering else self.idle_seconds if between else self.read_seconds
+            if answering:
+                seconds = math.inf
+            elif between:
+                seconds = self.idle_seconds
+            else:
+                seconds = self.read_seconds
             if now - since > (seconds if reads else WRITE_SECONDS):
                 transport.abort()
             elif not answering or cycle.more_body:
@@ -263,7 +271,8 @@ class BoundedReader:
     def admit(self, request: Request) -> None:
         """Raise HTTPException for a request to another host or of another site's page, before its body is read."""
         address = (request.scope.get("server") or ("",))[0]
-        if refusal := refused(request.headers, self.hosts | {address}, "start the server with --allow-host"):
+        refusal = refused(request.headers, self.hosts | {address}, "start the server with --allow-host")
+        if refusal:
             raise HTTPException(*refusal)
 
     @asynccontextmanager
@@ -278,7 +287,8 @@ class BoundedReader:
 
     async def _read(self, request: Request, body: bytearray, limit: int) -> None:
         """Append the parts of the body to `body` as they arrive."""
-        if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
+        coding = request.headers.get("content-encoding", "")
+        if coding not in ("", "identity"):
             raise HTTPException(415, f"Content-Encoding {coding!a:.40} is not read; send the body as it is")
         try:
             async with asyncio.timeout(self.seconds):
@@ -305,7 +315,10 @@ def raised_file_limit() -> int:
     """Raise the limit of open files, often 1,024, as far as this process may: a thousand agents have a connection each.
     Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if hard == resource.RLIM_INFINITY:
+        wanted = MOST_FILES
+    else:
+        wanted = min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -88,7 +88,10 @@ class ScorerApp:
         self.reader.admit(request)
         sent = bearer(request).encode()
         if self.token and not hmac.compare_digest(sent, self.token):
-            why = "a bearer token is required; the reward http sends that of token_env" if not sent else "wrong token"
+            if not sent:
+                why = "a bearer token is required; the reward http sends that of token_env"
+            else:
+                why = "wrong token"
             raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
 
     async def _score(self, request: Request, group: Group) -> Scores:
@@ -170,7 +173,8 @@ def submitted_group(given: Any, limits: ScorerLimits) -> Group:
         raise HTTPException(413, f"{len(completions):,} completions; {limit}")
     if prompt is not None or completions:  # else a health check
         _require(prompt, PROMPT, "prompt")
-        if not (messages := prompt["messages"]):
+        messages = prompt["messages"]
+        if not messages:
             raise HTTPException(400, "prompt.messages=[] must be at least one {role, content}")
     lengths = {"prompt": sum(len(message["content"]) for message in messages)}
     lengths |= {f"completions[{i}].text": len(c["text"]) for i, c in enumerate(completions)}
@@ -187,7 +191,10 @@ def _require(value: Any, form: Any, place: str) -> None:
     """Raise HTTPException, which names the field at `place` (empty: the request), unless the value has the form."""
     kind = type(form) if isinstance(form, dict | list) else form
     if not (value in kind if isinstance(kind, tuple) else isinstance(value, kind)):
-        expected = f"one of {', '.join(filter(None, kind))}" if isinstance(kind, tuple) else NAMES[kind]
+        if isinstance(kind, tuple):
+            expected = f"one of {', '.join(filter(None, kind))}"
+        else:
+            expected = NAMES[kind]
         raise HTTPException(400, f"{place or 'the request'}={json.dumps(value)[:48]} must be {expected}")
     if isinstance(form, list):
         for i, entry in enumerate(value):

@@ -56,7 +56,9 @@ def _reference(answer: str) -> Any:
 
 def _delimited(answer: str) -> str:
     """The formula between the delimiters that math-verify expects."""
-    return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+    if "$" in answer or "\\boxed" in answer:
+        return answer
+    return f"${answer}$"
 
 
 def check_math_answer(*, answer: str) -> dict[str, Any]:
@@ -254,7 +256,10 @@ def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_prec
     plain = [_percentage(value) for value in (first, second)]
     if all(isinstance(number, Integer) for number in plain):
         return bool(plain[0] == plain[1])
-    compare = rounds_to if any(isinstance(number, Float) for number in plain) else same_value
+    if any(isinstance(number, Float) for number in plain):
+        compare = rounds_to
+    else:
+        compare = same_value
     try:
         return compare(_done(first), _done(second))
     except Exception:
@@ -267,13 +272,18 @@ def rounds_to(first: Any, second: Any) -> bool:
     from sympy import Float, Rational, floor, log
 
     for decimal, other in ((first, second), (second, first)):
-        short = decimal.round(PLACES - 1) if isinstance(decimal, Float) else None
+        short = None
+        if isinstance(decimal, Float):
+            short = decimal.round(PLACES - 1)
         if short is not None and abs(decimal - short) <= TOLERANCE * abs(decimal):
             if isinstance(other, Float):
                 return bool(abs(decimal - other) <= TOLERANCE * abs(decimal))
             return same_value(Rational(str(short)), other)
     magnitude = max(abs(number.evalf(30)) for number in (first, second))
-    places = PLACES if magnitude == 0 else max(PLACES, DIGITS - 1 - int(floor(log(magnitude, 10).evalf())))
+    if magnitude == 0:
+        places = PLACES
+    else:
+        places = max(PLACES, DIGITS - 1 - int(floor(log(magnitude, 10).evalf())))
     return bool(first.round(places) == second.round(places))
 
 

@@ -86,7 +86,10 @@ def tests_without_call(source: str) -> Sequence[str]:
 def asserts(node: ast.AST) -> bool:
     """A node is an assertion: `assert`, `raise`, or a call of an `assert…` as those of `unittest` and `np.testing`."""
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else _called(node)
+        if isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+        else:
+            name = _called(node)
         return name.startswith("assert") or name in ("raises", "fail")
     return isinstance(node, ast.Assert | ast.Raise)
 

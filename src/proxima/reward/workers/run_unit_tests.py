@@ -310,7 +310,8 @@ def _in_fork(
     """The values that the function yields in a fork of this process until the deadline, True if the deadline passed,
     and True if a signal killed the fork: no test sends one, so the code did, or it needed too much memory."""
     receive, send = os.pipe()
-    if (pid := os.fork()) == 0:
+    pid = os.fork()
+    if pid == 0:
         try:
             os.setsid()
             limit_growth("AS", 0, memory_mb)  # a value of the code may make the tests need any memory
@@ -344,7 +345,9 @@ def _verdicts(code: Code, tests: Mapping[str, Any], setup: str, entry_point: str
         code.given = {id(value): name for name, value in names.items()}
         try:
             defined = code.names()
-            ready = _calls(code, tests["calls"]) if "calls" in tests else None
+            ready = None
+            if "calls" in tests:
+                ready = _calls(code, tests["calls"])
             ready = ready or _assertions(code, tests["assertions"], entry_point, names, defined)
         except BrokenCode:
             yield False
@@ -429,7 +432,9 @@ def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
 
 
 def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    return value
 
 
 def _run_programs(

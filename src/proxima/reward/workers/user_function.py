@@ -38,10 +38,13 @@ def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
             result = function(*arguments, **named)
             if inspect.iscoroutine(result):
                 return asyncio.run(result)
-            return list(result) if inspect.isgenerator(result) else result
+            if inspect.isgenerator(result):
+                return list(result)
+            return result
     except Exception as error:
         file = module_file(sys.modules.get(function.__module__))
-        if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        if lines:
             error.add_note(f"{Path(str(file)).name}:{lines[-1]}")
         raise
 
@@ -50,7 +53,10 @@ def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
 def load_function(path: str) -> Callable[..., Any]:
     """The function at `package.module:name` or `file.py:name`; ValueError says which part of the path is wrong."""
     where, _, name = path.rpartition(":")
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    if where.endswith(".py"):
+        module = _load_file(Path(where))
+    else:
+        module = _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -87,7 +93,8 @@ def _load_module(name: str) -> Any:
         raise ValueError(message) from error
     except Exception as error:
         raise ValueError(f"names module {name!r}, which can't be loaded: {type(error).__name__}: {error}") from error
-    if (source := sources.get(name)) is not None and source != read_source(Path(str(module.__file__))):
+    source = sources.get(name)
+    if source is not None and source != read_source(Path(str(module.__file__))):
         raise ValueError(f"{module.__file__} has changed since the run started; restore it")
     return module
 
@@ -99,7 +106,9 @@ def module_file(module: ModuleType | None) -> str | None:
 
 def read_source(file: Path | None) -> str | None:
     """The text of a Python file; None for anything else."""
-    return importlib.util.decode_source(file.read_bytes()) if file is not None and file.suffix == ".py" else None
+    if file is not None and file.suffix == ".py":
+        return importlib.util.decode_source(file.read_bytes())
+    return None
 
 
 @contextmanager
@@ -208,7 +217,10 @@ def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[
 def _listed(result: Any, expected: str) -> list[Any]:
     """The items of a list, tuple, array or generator; ValueError for anything else, including a dict, text or set."""
     try:
-        scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
+        if isinstance(result, (str, bytes, Mapping, Set)):
+            scores = None
+        else:
+            scores = iter(result)
     except TypeError:  # including an array without dimensions
         scores = None
     if scores is None:
@@ -234,7 +246,10 @@ def _as_dict(result: Any) -> dict[str, Any]:
             raise RuntimeError(result.error or "returned an invalid score")
         result = {**result.parts, "value": result.value, "correct": result.correct}
     if not isinstance(result, Mapping):
-        verdict = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
+        if isinstance(_scalar(result), bool):
+            verdict = {"correct": bool(result)}
+        else:
+            verdict = {}
         return {"value": to_float(result, "value"), **verdict}
     if "value" not in result:
         raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")

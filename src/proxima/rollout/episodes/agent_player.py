@@ -86,7 +86,9 @@ class Talk:
             return ()
         same = all(map(_alike, self.history, asked.messages[:count]))
         new = asked.messages[count:]
-        return new if same and all(message.role != "assistant" for message in new) else ()
+        if same and all(message.role != "assistant" for message in new):
+            return new
+        return ()
 
 
 @dataclass(eq=False)
@@ -279,10 +281,14 @@ class AgentEpisodes(EpisodePlayer):
             raise episode.broken
         talks = [talk for talk in episode.talks if talk.played.turns]
         if not talks or episode.last is None:
-            where = "the model's context" if episode.cut == "context" else f"episode.{episode.cut}"
-            what = (
-                f"'s first chat leaves no room for an answer in {where}" if episode.cut else " never asked the policy"
-            )
+            if episode.cut == "context":
+                where = "the model's context"
+            else:
+                where = f"episode.{episode.cut}"
+            if episode.cut:
+                what = f"'s first chat leaves no room for an answer in {where}"
+            else:
+                what = " never asked the policy"
             raise EnvironmentFailure(f"its agent{what}")
         return self._completion(episode, talks, reward, attempts)
 
@@ -327,7 +333,8 @@ class AgentEpisodes(EpisodePlayer):
         """
         if not isinstance(given, Mapping):
             return {}, given
-        if unknown := [name for name in given if role_of(name) not in self.roles or not PLAYER.fullmatch(name)]:
+        unknown = [name for name in given if role_of(name) not in self.roles or not PLAYER.fullmatch(name)]
+        if unknown:
             remedy = f"environment.roles has {', '.join(self.roles) or 'none'}"
             raise EnvironmentFailure(f"its agent gave a reward of the role {unknown[0]!r:.80}, but {remedy}")
         try:
@@ -543,7 +550,10 @@ class AgentEpisodes(EpisodePlayer):
             completion_tokens=len(completion.tokens),
             log_probs=self._log_probs(completion) if asked.log_probs else None,
         )
-        before = asked.messages[:-1] if asked.continues else asked.messages
+        if asked.continues:
+            before = asked.messages[:-1]
+        else:
+            before = asked.messages
         talk.history = [*before, replace(answer.message, content=hidden + content)]
         talk.answering = False
         episode.last = talk
@@ -569,7 +579,8 @@ class AgentEpisodes(EpisodePlayer):
         """Return the conversation that a chat continues, with the new messages added, or a new conversation. Chats are
         encoded in threads, because a long one takes seconds, in which other agents would wait."""
         for talk in () if asked.forced else reversed(episode.talks):
-            if new := talk.continued_by(asked, player):
+            new = talk.continued_by(asked, player)
+            if new:
                 observed = [self._message(message, asked.tools) for message in new]
                 conversation = copy(talk.played.conversation)
                 await asyncio.to_thread(conversation.observe, observed)
@@ -612,7 +623,9 @@ class AgentEpisodes(EpisodePlayer):
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
         calls = [write_call(call, self.tool_format, parameters_of(tools)) for call in message.calls]
         shown: Message = {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
-        return shown | {"images": [*message.images]} if message.images else shown
+        if message.images:
+            return shown | {"images": [*message.images]}
+        return shown
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         name = repr(tools)

@@ -50,7 +50,10 @@ class TurnTemplate:
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.supports_tools = reads_tools(tokenizer)
-        given = {"tools": safe_value(tools, tokenizer)} if tools and self.supports_tools else {}
+        if tools and self.supports_tools:
+            given = {"tools": safe_value(tools, tokenizer)}
+        else:
+            given = {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
         self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}
@@ -171,7 +174,11 @@ class TurnTemplate:
             decoded = self.decode(tokens[start:end], after_text=True)
             if decoded.endswith("\ufffd") and end - start < 4 and end < len(tokens):
                 continue
-            piece = decoded if text.startswith(decoded, place) else self.safe(decoded)  # the template's, or a content's
+            # the template's, or a content's
+            if text.startswith(decoded, place):
+                piece = decoded
+            else:
+                piece = self.safe(decoded)
             if not text.startswith(piece, place):
                 return None
             pieces.append((end - start, piece))
@@ -328,7 +335,10 @@ class Conversation:
                 raise _refusal(chat, seen)
             _, answer = template.around(self._messages, following)
             answer = answer.partition(end)[2] if end else answer
-            place = len(chat) - len(answer) if chat.endswith(answer) else len(chat)
+            if chat.endswith(answer):
+                place = len(chat) - len(answer)
+            else:
+                place = len(chat)
             self._ended = [*self._ended, _path(nodes, self._own)]
             if not chat.startswith(self._initial_prompt):
                 self._rewrite_initial_prompt([*history, *following], chat[:place], nodes[0].text)
@@ -396,10 +406,16 @@ class Conversation:
         if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):
             last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # its context has changed
             return [*self._rewritten(nodes[:-1], chat, start, stop - len(last.text)), last]
-        tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
+        if nodes:
+            tokens = np.concatenate([node.tokens for node in nodes])
+        else:
+            tokens = np.empty(0, np.int32)
         text = "".join(node.text for node in nodes)
         made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
-        first = nodes[0].span if nodes else Span(role="system", tokens=0)
+        if nodes:
+            first = nodes[0].span
+        else:
+            first = Span(role="system", tokens=0)
         return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
 

@@ -107,7 +107,8 @@ class ChatEndpoint:
     def _key(self, request: Request) -> str:
         if not name_in_host(host := request.headers.get("Host", "")):  # behind a forwarded port, it may be any name
             raise ChatRefused(f"Host {host!a:.60} is malformed")
-        if not (key := bearer(request) or request.headers.get("x-api-key", "").strip()):
+        key = bearer(request) or request.headers.get("x-api-key", "").strip()
+        if not key:
             reason = "no API key: send that of the episode as a bearer token, or as x-api-key"
             raise ChatRefused(reason, code="invalid_api_key", status=401)
         if not self.knows(key):
@@ -192,7 +193,8 @@ def read_reward(body: Any) -> GivenReward:
     """Read the body of a request to `/v1/rewards`; ChatRefused names a field that is wrong."""
     if not isinstance(body, dict):
         raise ChatRefused("the request must be a JSON object with id and reward")
-    if unknown := sorted(map(str, body.keys() - {"id", "reward", "index"})):
+    unknown = sorted(map(str, body.keys() - {"id", "reward", "index"}))
+    if unknown:
         raise ChatRefused(f"{unknown[0]!a:.80} is unknown; a reward has id, reward and index")
     answer = body.get("id")
     index = body.get("index", 0)

@@ -42,8 +42,14 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "retried": sum(fact.attempts - 1 for fact in facts),
         "forks": sum(fact.forks for fact in facts),
     }
-    means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)} if turns else {}
-    shares = {"grammar_fraction": under_grammar / (under_grammar + free)} if under_grammar else {}
+    if turns:
+        means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)}
+    else:
+        means = {}
+    if under_grammar:
+        shares = {"grammar_fraction": under_grammar / (under_grammar + free)}
+    else:
+        shares = {}
     return {f"episode/{name}": float(value) for name, value in (means | counts | shares).items()}
 
 

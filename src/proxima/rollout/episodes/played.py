@@ -103,7 +103,9 @@ class Played:
     def room(self, settings: EpisodeSettings, context: int, length: int) -> int:
         """The maximum number of tokens of the next turn, of an episode that has `length` tokens after its prompt."""
         room = min(context - len(self.conversation.context), self.request.sampling.max_tokens)
-        return room if settings.tokens is None else min(room, settings.tokens - length)
+        if settings.tokens is None:
+            return room
+        return min(room, settings.tokens - length)
 
     def next_request(self, max_tokens: int) -> Request:
         """Build the request of the next turn. Its `shared` lists the lengths of earlier turns' contexts that its own
@@ -142,7 +144,10 @@ class Played:
                 message["tool_calls"] = [_as_written(*each) for each in zip(names, turn.calls, strict=True)]
             said.append(message)
             for answer in turn.answers:
-                named = {} if answer.call is None else {"tool_call_id": names[answer.call]}
+                if answer.call is None:
+                    named = {}
+                else:
+                    named = {"tool_call_id": names[answer.call]}
                 said.append({**answer.message, **named})
         return said
 
@@ -249,7 +254,9 @@ class Played:
         """Return the prompt that a path begins with if it differs from that of the request."""
         if path.initial_prompt is not None:
             return replace(self.initial_prompt, messages=(), tokens=path.initial_prompt)
-        return None if self.initial_prompt is self.request.prompt else self.initial_prompt
+        if self.initial_prompt is self.request.prompt:
+            return None
+        return self.initial_prompt
 
 
 def _as_written(name: str, call: ToolCall) -> dict[str, Any]:

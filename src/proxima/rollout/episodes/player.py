@@ -240,7 +240,9 @@ class GroupTable:
             initial_prompt = self._checked(prompt, messages, conversation, use)
         except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
-            return GivenUp(str(reason)) if isinstance(reason, UserError) else reason
+            if isinstance(reason, UserError):
+                return GivenUp(str(reason))
+            return reason
         played = Played(request, initial_prompt, instance, conversation, instance.state)
         self.player.playing[prompt.uid, request.sample] = played
         return played
@@ -268,9 +270,10 @@ class GroupTable:
             same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
             shared = use.template.shared_prefix(messages, tokens)
             self.use = use
-            self.initial_prompt = (
-                prompt if same else replace(prompt, messages=messages, tokens=tokens, shared_prefix=shared)
-            )
+            if same:
+                self.initial_prompt = prompt
+            else:
+                self.initial_prompt = replace(prompt, messages=messages, tokens=tokens, shared_prefix=shared)
         if not np.array_equal(self.initial_prompt.tokens, tokens):
             reason = "`reset` gives the completions of a prompt different messages"
             raise GivenUp(f"{reason}: everything random must come from the row and the seed")
@@ -323,7 +326,10 @@ class GroupTable:
             EnvironmentFailure: as `Instance.end`.
         """
         instance = played.instance
-        said = played.messages(self.use) if instance.interface.reads_messages else []
+        if instance.interface.reads_messages:
+            said = played.messages(self.use)
+        else:
+            said = []
         at_end = await self._charged(played, instance.end(said))
         self.open.discard(instance)
         if not self.rules.rewards:
@@ -404,7 +410,8 @@ class GroupTable:
         """
         if all("images" not in message for message in messages):
             return messages
-        if (store := getattr(self.use.template.tokenizer, "images", None)) is None:
+        store = getattr(self.use.template.tokenizer, "images", None)
+        if store is None:
             raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
 
         known = {number for message in (prompt.messages if prompt else ()) for number in message.get("images", ())}

@@ -102,7 +102,8 @@ class SeatedEnvironments(AgentsInside):
             else:
                 answers = [await instance.respond(said.content)]
         self._charge(job, instance, before)
-        if reward := sum(answer.reward for answer in answers):
+        reward = sum(answer.reward for answer in answers)
+        if reward:
             job.pay(said.turn, reward)
         return answers
 

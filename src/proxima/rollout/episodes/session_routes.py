@@ -59,7 +59,10 @@ class _SessionApi:
                 self._check_key(request)
                 return await handler(request)
             except ChatRefused as refusal:
-                headers = {"Retry-After": "1"} if refusal.status in (429, 503, 507) else {}
+                if refusal.status in (429, 503, 507):
+                    headers = {"Retry-After": "1"}
+                else:
+                    headers = {}
                 return JSONResponse(openai_error(refusal), refusal.status, headers)
 
         return answered
@@ -143,6 +146,7 @@ class _SessionApi:
             raise ChatRefused(f"the request can't be read: {error}") from None
         if not isinstance(body, dict):
             raise ChatRefused("the request must be an object")
-        if unknown := sorted(body.keys() - fields):
+        unknown = sorted(body.keys() - fields)
+        if unknown:
             raise ChatRefused(f"{unknown[0]!r:.60} is unknown; the fields are {', '.join(sorted(fields))}")
         return {name: value for name, value in body.items() if value is not None}

@@ -60,6 +60,9 @@ class ToolUses:
         if not schemas:
             return ToolUse(template=template)
         chosen = self.tool_format
-        instructions = "" if template.supports_tools else describe_tools(schemas, chosen)
+        if template.supports_tools:
+            instructions = ""
+        else:
+            instructions = describe_tools(schemas, chosen)
         tools = parameters_of(schemas)
         return ToolUse(template=template, tool_format=chosen, tools=tools, instructions=instructions)

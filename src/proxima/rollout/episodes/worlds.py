@@ -109,7 +109,10 @@ class AgentWorld:
         self.agents = agents
         self.roles = roles
         named = play.settings.tool_format
-        self.tool_format = format_of(model.tokenizer, play.arguments) if named == "auto" else named
+        if named == "auto":
+            self.tool_format = format_of(model.tokenizer, play.arguments)
+        else:
+            self.tool_format = named
 
     def player(
         self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
@@ -183,7 +186,8 @@ def make_worlds(
                 of_task = play.of_task(path)
                 if isinstance(task, PlayedTask):
                     task.prepare()
-                if (cls := agent_class(spec.kind)) is not None:
+                cls = agent_class(spec.kind)
+                if cls is not None:
                     _require_training(cls, spec.kind, path)
                     worlds[path] = _agent_world(of_task, spec, model)
                     continue
@@ -265,7 +269,10 @@ def _unseen_tools(prompts: Sequence[Prompt], path: str) -> list[str]:
 
 def _spec(task: Any) -> EnvironmentSpec:
     given = task.environment
-    arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
+    if isinstance(given, Mapping):
+        arguments = dict(given)
+    else:
+        arguments = {"kind": given}
     kind = arguments.pop("kind", None)
     if isinstance(given, Mapping) and not isinstance(kind, str):
         remedy = "write {kind: NAME, …} with the arguments of its class"

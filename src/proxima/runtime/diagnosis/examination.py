@@ -203,7 +203,10 @@ class Examination:
         """The same requests one after another, and in the opposite order."""
         bench = self.bench
         self.report("one request at a time")
-        fields = ["engine.max_running=1"] if isinstance(self.config.engine, ServerSettings) else []
+        if isinstance(self.config.engine, ServerSettings):
+            fields = ["engine.max_running=1"]
+        else:
+            fields = []
         alone = bench.read(engine, at_once=False)
         yield _row("requests", "one at a time", bench.ratios(alone), own, rate=alone.rate, fields=fields)
         self.report("requests in the opposite order")

@@ -81,7 +81,9 @@ def judged(reduced: Sequence[Interval], whole: Sequence[Interval]) -> str:
 
 
 def _mean(values: Floats) -> float:
-    return float(values.astype(np.float64).mean()) if len(values) else 0.0
+    if len(values):
+        return float(values.astype(np.float64).mean())
+    return 0.0
 
 
 def interval(values: Sequence[float] | Floats) -> Interval:

@@ -126,7 +126,10 @@ class Bench:
         begin = monotonic()
         answers = self.sample(engine, requests, at_once=at_once)
         seconds = monotonic() - begin
-        scores = None if self.answers is None else self.score(engine, self.answers, at_once=at_once)
+        if self.answers is None:
+            scores = None
+        else:
+            scores = self.score(engine, self.answers, at_once=at_once)
         return Reading(
             answers=answers,
             scores=scores,
@@ -149,7 +152,10 @@ class Bench:
             reason = f"the engine reports no log-probs at temperature {asked.temperature:g}"
             raise UserError(reason, remedy="set engine.serve.log_probs=processed, or sample at temperature 1")
         column = "sampled_log_prob" if "sampled" in known else "untruncated_log_prob"
-        reported = asked if "sampled" in known else Sampling(temperature=asked.temperature)
+        if "sampled" in known:
+            reported = asked
+        else:
+            reported = Sampling(temperature=asked.temperature)
         return [
             EngineAnswer(
                 group=request.prompt.uid,

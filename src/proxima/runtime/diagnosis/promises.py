@@ -160,7 +160,8 @@ PROMISES: Sequence[Callable[[Bench, Engine, Reading], Iterator[Promise]]] = (dra
 
 def weight_parts(module: nn.Module) -> dict[str, list[str]]:
     """The names of the parameters of each part of a model: embedding, layers, output head, or its adapters."""
-    if adapters := adapter_names(module):
+    adapters = adapter_names(module)
+    if adapters:
         return {"adapters": adapters}
     untyped: Any = module
     _, head = parts(module)
@@ -169,7 +170,10 @@ def weight_parts(module: nn.Module) -> dict[str, list[str]]:
     for name, parameter in module.named_parameters():
         part = "layers"
         if parameter is embedding:
-            part = "embedding and output head, tied" if head.weight is embedding else "embedding"
+            if head.weight is embedding:
+                part = "embedding and output head, tied"
+            else:
+                part = "embedding"
         elif parameter is head.weight:
             part = "output head"
         found.setdefault(part, []).append(name)

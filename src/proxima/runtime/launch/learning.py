@@ -118,7 +118,9 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
     mismatch = config.algorithm.mismatch
     if algorithm.preference is not None:
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
-    proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
+    proximal: ProximalSource = "given"
+    if algorithm.proximal == "loglinear":
+        proximal = "loglinear"
     if algorithm.proximal in RECOMPUTED and not config.recomputes_proximal:
         proximal = "first_forward"
     penalties = algorithm.penalties
@@ -128,9 +130,14 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
     if surrogate is None:
         surrogate = NoPolicyGradient()
     teacher = None
-    if (of := algorithm.distillation) is not None:
+    of = algorithm.distillation
+    if of is not None:
         teacher = DistillationTerm(divergence=of.divergence, aggregate=of.aggregate, coefficient=of.coefficient)
-    terms: list[Objective[Any]] = [] if value is None else [value]
+    terms: list[Objective[Any]]
+    if value is None:
+        terms = []
+    else:
+        terms = [value]
     if algorithm.router_balance is not None:
         terms.append(RouterBalance(coefficient=algorithm.router_balance.coefficient))
     if algorithm.echo is not None:
@@ -193,7 +200,10 @@ def training_rewards(config: RunConfig) -> list[Any]:
     """The rewards that score training completions: those of the run, unless every source has its own, and those of the
     sources."""
     sources = sources_of(config.task)
-    rewards = [] if all(source.reward for source in sources) else list(config.reward)
+    if all(source.reward for source in sources):
+        rewards = []
+    else:
+        rewards = list(config.reward)
     return [*rewards, *(spec for source in sources for spec in source.reward)]
 
 

@@ -129,7 +129,8 @@ class RlWorkload:
         is the one that the run resumes from. Called in the compute thread."""
         learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: learner.stages}
-        if (critic := learner.critic) is not None:
+        critic = learner.critic
+        if critic is not None:
             stacks[critic.stack.name] = critic.stack
             stages[critic.stack.name] = [critic.stage]
         return RankModels(stacks=stacks, stages=stages)
@@ -157,7 +158,8 @@ class RlWorkload:
     def facts(self, journal: Journal) -> Mapping[str, Any]:
         """`algorithm` and, for a replay, `replay`, for summary.json."""
         replay = None
-        if (replayed := self.config.replayed) is not None:
+        replayed = self.config.replayed
+        if replayed is not None:
             replay = {"run": str(replayed), "sha256": rollouts_sha(journal.get("inputs") or {})}
         return {"algorithm": algorithm_name(self.config), "replay": replay}
 
@@ -181,14 +183,19 @@ def make_generator(
     config: RunConfig, load_weights: Callable[[], LoadedModel], data: RunData, services: RunServices
 ) -> GroupGenerator | None:
     """Build the generator on an engine with its hooks and rewards; None for a replay without held-out questions."""
-    if (choice := data.engines.get("engine")) is None:
+    choice = data.engines.get("engine")
+    if choice is None:
         return None
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
     store = services.store
     log = store.folder.engine_log
     engine, notes = choice.build(load_weights, compute=services.compute, log=log, seed=config.seed)
-    executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
+    # the user's spec may build one with hooks
+    if isinstance(engine, Executor):
+        executor = engine
+    else:
+        executor = Executor(engine)
     services.opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
@@ -312,9 +319,15 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    trainer = None if by_engine else partial(learner.compute.run, learner.stack.log_prob)
+    if by_engine:
+        trainer = None
+    else:
+        trainer = partial(learner.compute.run, learner.stack.log_prob)
     entries = () if restored is None else read_next_policy(restored / NEXT_POLICY)
-    playing = None if generator.episodes is None else generator.episodes.unfinished
+    if generator.episodes is None:
+        playing = None
+    else:
+        playing = generator.episodes.unfinished
     file = NEXT_POLICY, write_next_policy
     cache = NextPolicy(engine, collector.unconsumed, trainer, entries, file, playing, algorithm.chain)
     if by_engine:

@@ -100,14 +100,23 @@ def train(
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         workload.notes += folder.warnings
-        mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
+        mode: Mode
+        if not resuming:
+            mode = "new"
+        elif accept_changes:
+            mode = "change"
+        else:
+            mode = "resume"
         try:
             compute = ComputeThread()
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
             gone = folder.is_gone
-            failure = None if ranks.monitor is None else ranks.monitor.cause(error)
+            if ranks.monitor is None:
+                failure = None
+            else:
+                failure = ranks.monitor.cause(error)
             if isinstance(error, UserError) or (failure is not None and failure.refused):
                 folder.discard()
             if not gone:
@@ -141,14 +150,19 @@ async def _run(
     with cancelled_with(ranks, folder.log, observer.warning):
         if resuming:
             checkpoint = await disk.write(prepare_resume, work, hashes, folder, clock, observer, mode == "change")
-            if finished := await disk.write(report_finished, work, resolved, folder, clock, observer):
+            finished = await disk.write(report_finished, work, resolved, folder, clock, observer)
+            if finished:
                 await compute.run(ranks.end, finished)
                 return finished
         observer.progress("load", 0, 1, "models")
         decided = decided_dtypes(config, work.chosen)
         with ranks.call(Start(folder.path, None if checkpoint is None else checkpoint.path, decided)):
             await compute.run(_compare_files, hashes, ranks)
-            hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
+            # while the model is loaded
+            if resuming:
+                hashing = None
+            else:
+                hashing = asyncio.create_task(asyncio.to_thread(hashes))
             loaded = await compute.run(load_models, work.load, checkpoint)
         with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now a run folder
             await disk.write(check_resume, journal, config)
@@ -229,7 +243,10 @@ async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observ
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
     """How a run ends with an exception."""
-    failure = None if ranks.monitor is None else ranks.monitor.cause(problem)
+    if ranks.monitor is None:
+        failure = None
+    else:
+        failure = ranks.monitor.cause(problem)
     if failure is not None:
         disk.stop.set()
         return Ending(status="failed", error=failure.text)
@@ -238,7 +255,10 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
         return Ending(status="stopped", error="interrupted")
     resumable = problem.resumable if isinstance(problem, RunEnded) else True
     named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-    error = str(problem) if isinstance(problem, RunEnded | UserError) else named
+    if isinstance(problem, RunEnded | UserError):
+        error = str(problem)
+    else:
+        error = named
     status = problem.status if isinstance(problem, RunEnded) else "failed"
     return Ending(status=status, error=error, resumable=resumable)
 
@@ -253,12 +273,14 @@ def start_rank(
     makes its workload from the config, in which `auto` is what rank 0 has decided."""
     read_when_visible("run folder", message.folder, Path.is_dir)
     work = make_work(with_values(config, None, message.decided)[0])
-    if (images := work.images) is not None:
+    images = work.images
+    if images is not None:
         images.follow(message.folder / "images")
     agree_on_files(work.hashes, ranks)
-    checkpoint = (
-        None if message.checkpoint is None else read_when_visible("checkpoint", message.checkpoint, read_checkpoint)
-    )
+    if message.checkpoint is None:
+        checkpoint = None
+    else:
+        checkpoint = read_when_visible("checkpoint", message.checkpoint, read_checkpoint)
     loaded = load_models(work.load, checkpoint)
     models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
     if checkpoint is not None:

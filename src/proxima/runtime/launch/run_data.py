@@ -215,7 +215,8 @@ def scored_rows(
     by_source = rows_by_source(sources, answers)
     parts = []
     for source in sources:
-        if (own := by_source.get(source.name)) is not None:
+        own = by_source.get(source.name)
+        if own is not None:
             of_source = [prompt for prompt in prompts if source.holds(prompt.metadata)]
             scorers = source.reward or rewards
             measured = source.learns_from == "teacher"
@@ -231,7 +232,8 @@ def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: A
     for same in several.values():
         with closing(config.runtime.rewards(same[0].rewards, workers=usable_cores())) as rewards:
             notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
-    if (trial := config.runtime.reward_trial) == "off":
+    trial = config.runtime.reward_trial
+    if trial == "off":
         return notes
     may_refuse = trial == "refuse" and config.algorithm.trains_on_rewards
     for same in several.values():
@@ -253,7 +255,8 @@ def trial_prompts(source: PromptSource) -> list[Prompt]:
 
 def _too_long(source: PromptSource) -> list[str]:
     """A warning if prompts leave no room for a token."""
-    if not (too_long := source.count_over_length(LENGTH_CHECK)):
+    too_long = source.count_over_length(LENGTH_CHECK)
+    if not too_long:
         return []
     return [
         f"{too_long} of {min(LENGTH_CHECK, len(source.rows))} prompts leave no room for a token in a context of "
@@ -339,10 +342,12 @@ def engine_choices(
     choices = list[EngineSelection]()
     if rollouts.samplings:
         choices.append(EngineSelection(spec=placed_engine(config.engine), needs=rollouts))
-    if (reference := algorithm.reference_engine) is not None and algorithm.needs_reference:
+    reference = algorithm.reference_engine
+    if reference is not None and algorithm.needs_reference:
         needs = _scoring(rollouts, "reference", model, temperature)
         choices.append(EngineSelection(spec=reference, needs=needs, path=REFERENCE))
-    if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
+    distillation = algorithm.distillation
+    if distillation is not None and distillation.engine is not None:
         assert teacher is not None
         needs = _scoring(rollouts, "teacher", teacher, temperature)
         choices.append(EngineSelection(spec=distillation.engine, needs=needs, path=TEACHER))
@@ -356,8 +361,14 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
     replayed = config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
     held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
-    baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
-    training = [] if replayed else [config.sampling, *sampling_settings(config).values()]
+    if needs_baseline(algorithm.advantage) and not replayed:
+        baseline = [greedy(config.sampling)]
+    else:
+        baseline = []
+    if replayed:
+        training = []
+    else:
+        training = [config.sampling, *sampling_settings(config).values()]
     for source in (source for sources in sources_in(config).values() for source in sources):
         held_out += [sampling_of(source, sampling, evaluates=True) for sampling in tuple(held_out)]
     caches_next = algorithm.proximal == "next" and not replayed

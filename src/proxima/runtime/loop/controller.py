@@ -58,7 +58,10 @@ class Controller(TrainingLoop):
         services: RunServices,
     ) -> None:
         super().__init__(config, config.train.steps, learner.stack, services)
-        self.others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
+        if learner.critic is None:
+            self.others = {}
+        else:
+            self.others = {CRITIC: learner.critic.stack}
         self.collector = collector
         self.generator = collector.generator
         self.batch_builder = batch_builder
@@ -179,7 +182,8 @@ class Controller(TrainingLoop):
                 figures |= {f"{name}/{key}" if name else key: value for key, value in by_source.items()}
         scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
         record = self.evaluation_record(label, start) | scoring | figures
-        if metric := self.config.eval.metric:
+        metric = self.config.eval.metric
+        if metric:
             record["metric"], problem = named_metric(record, metric, optional=role_metric_names(self.config.eval.task))
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)
@@ -204,7 +208,8 @@ class Controller(TrainingLoop):
         files = {**self._stage_files}
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
-        if (head := self.learner.policy.value_head) is not None:
+        head = self.learner.policy.value_head
+        if head is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 

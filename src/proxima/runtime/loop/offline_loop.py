@@ -82,7 +82,10 @@ class OfflineData:
 
     def next(self) -> list[Any]:
         """The items of the next step."""
-        remaining = self.cursor.size - self.cursor.drawn % self.cursor.size if self.whole_epochs else self.examples
+        if self.whole_epochs:
+            remaining = self.cursor.size - self.cursor.drawn % self.cursor.size
+        else:
+            remaining = self.examples
         return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, remaining))]
 
     def _items(self, rows: Rows, count: int, name: str) -> list[Any]:
@@ -94,7 +97,10 @@ class OfflineData:
             try:
                 items.append(self.method.item(rows[number], number))
             except FieldError as problem:
-                setting = "over_length" if isinstance(problem, OverLengthError) else "unusable"
+                if isinstance(problem, OverLengthError):
+                    setting = "over_length"
+                else:
+                    setting = "unusable"
                 if getattr(self.config.data, setting) == "refuse":
                     bound = f"refuses {row_place(rows, number)} of {name}: {problem.reason}"
                     remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
@@ -119,7 +125,10 @@ def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
     for alike in sorted(skipped.values(), key=len, reverse=True):
         problem = alike[0][1]
         named = ", ".join(row_place(rows, number) for number, _ in alike[:NAMED])
-        more = f" and {len(alike) - NAMED:,} more" if len(alike) > NAMED else ""
+        if len(alike) > NAMED:
+            more = f" and {len(alike) - NAMED:,} more"
+        else:
+            more = ""
         parts.append(f"{problem.field} {problem.bound} ({named}{more})")
     return "; ".join(parts)
 
@@ -140,7 +149,9 @@ class HeldOutSamples:
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         weights = compute.call(stack.gathered, stack.model.device)
         setup = replace(EngineSetup.of(weights, max_length), compute=compute)
-        dtype: Decided = "bfloat16" if stack.model.compute_dtype == torch.bfloat16 else "float32"
+        dtype: Decided = "float32"
+        if stack.model.compute_dtype == torch.bfloat16:
+            dtype = "bfloat16"
         self.engine = Local(slots=len(prompts), dtype=dtype).build(setup)
 
     async def groups(self, version: int) -> list[Group]:

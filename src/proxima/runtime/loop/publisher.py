@@ -87,7 +87,8 @@ class Publisher:
             self._fail(f"after step {step}: {error}{resume}", error)
         else:
             self.activity.published(version)
-            if figures := await self.reports.published(engine, version):
+            figures = await self.reports.published(engine, version)
+            if figures:
                 self.observer.synced(figures)
 
     async def _send(self, engine: Engine, version: int) -> None:
@@ -111,7 +112,9 @@ class Publisher:
         """The weights in the form that the engine reads."""
         assert self.generator is not None
         lends = self.generator.engine.capabilities.reads_lent
-        return self.learner.stack.lent_model() if lends else self.learner.stack.gathered()
+        if lends:
+            return self.learner.stack.lent_model()
+        return self.learner.stack.gathered()
 
     def _fail(self, reason: str, cause: Exception) -> None:
         self.failure = RunEnded(reason)
@@ -193,7 +196,8 @@ class EngineReports:
         """The engine's measurements of a weight sync: numbers under `sync/`, `version`, and the `notes` since the last
         sync; empty for an engine that measures nothing."""
         detail = (await engine.health()).detail
-        if not (sync := detail.get("sync") or {}):
+        sync = detail.get("sync") or {}
+        if not sync:
             return {}
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
         notes = list(detail.get("notes") or ())
@@ -207,9 +211,13 @@ class EngineReports:
         warnings = list[str]()
         events = detail.get("events") or ()
         exits = int(detail.get("exits", 0))
-        if (more := exits - self._exits) > 0:
+        more = exits - self._exits
+        if more > 0:
             times = "once" if more == 1 else f"{more} times"
-            reason = f" ({detail['exit_reason']})" if detail.get("exit_reason") else ""
+            if detail.get("exit_reason"):
+                reason = f" ({detail['exit_reason']})"
+            else:
+                reason = ""
             ended = f"the engine's process ended {times} and was replaced{reason}"
             warnings.append(f"{ended}; what it had not finished is generated again. See {self.log}")
         self._exits = max(self._exits, exits)
@@ -221,8 +229,12 @@ class EngineReports:
         for key, value in counts.items():
             now = key in ("replicas/ready", "replicas/of")
             self.metrics[key] = value if now else self.metrics.get(key, 0.0) + grown[key]
-        if (lost := grown.get("replicas/lost", 0)) > 0:
-            text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
+        lost = grown.get("replicas/lost", 0)
+        if lost > 0:
+            if lost == 1:
+                text = "1 server response was"
+            else:
+                text = f"{lost:g} server responses were"
             warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
         return warnings
 

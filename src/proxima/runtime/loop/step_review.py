@@ -101,7 +101,10 @@ class StepReview:
         """
         step = record["step"]
         journal = self.store.journal
-        records = [*islice(journal.history(), self.limit)] if 0 < self.limit <= step else []
+        if 0 < self.limit <= step:
+            records = [*islice(journal.history(), self.limit)]
+        else:
+            records = []
         if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
             raise RunEnded(
                 f"no completion of the last {self.limit} steps has a score ({self._score_error}); fix the reward and "
@@ -127,7 +130,10 @@ def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Seque
     """The error that ends a run whose generation batches gave too few groups; `file` has their completions."""
     reasons = Counter(reason for _, reason in shortfall.dropped).most_common()
     scores = [score.value for group in shortfall.generated for score in group.scores if score.valid]
-    mean = f"mean reward {sum(scores) / len(scores):.3g}" if scores else score_errors(shortfall.generated) or "no score"
+    if scores:
+        mean = f"mean reward {sum(scores) / len(scores):.3g}"
+    else:
+        mean = score_errors(shortfall.generated) or "no score"
     counts = f"({', '.join(f'{count} {reason}' for reason, count in reasons)}; {mean}); see rollouts/{file}"
     remedy = f"Fix the reward and {RESUME_CHANGED}"
     if scores:
@@ -176,7 +182,10 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
     lengths = [c.generated for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
-    squares = None if mean is None else sum((v - mean) ** 2 for v in values)
+    if mean is None:
+        squares = None
+    else:
+        squares = sum((v - mean) ** 2 for v in values)
     out: dict[str, Any] = {
         "prompts": len(generated),
         "completions": len(pairs),
@@ -201,7 +210,8 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     reasons = Counter(batch.dropped.values())
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
-    if judged := batch.useful:
+    judged = batch.useful
+    if judged:
         out["prompts_useful_fraction"] = sum(judged.values()) / len(judged)
     if batch.kept:
         out["prompts_generated_per_used"] = len(generated) / len(batch.kept)

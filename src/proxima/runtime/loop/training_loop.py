@@ -220,7 +220,10 @@ class TrainingLoop:
         except StoppedWaiting as error:  # perhaps in the middle of a step
             await self._end_writing()
             saved = checkpoints(self.folder.checkpoints)
-            place = f"from the checkpoint of step {saved[-1].step}" if saved else "from the start, without a checkpoint"
+            if saved:
+                place = f"from the checkpoint of step {saved[-1].step}"
+            else:
+                place = "from the start, without a checkpoint"
             self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
             return False
         finally:
@@ -268,7 +271,8 @@ class TrainingLoop:
     def report_step(self, record: Mapping[str, Any]) -> None:
         """Pass a step's record to the observer, and a warning if its threads waited for cores."""
         self.observer.step(record)
-        if warning := self._core_share.add(self.times["cpu"], self._waited):
+        warning = self._core_share.add(self.times["cpu"], self._waited)
+        if warning:
             self.observer.warning(warning)
 
     async def evaluate_first(self) -> None:

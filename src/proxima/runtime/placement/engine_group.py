@@ -58,7 +58,8 @@ class EnginePlan:
         log = self.arguments["log"]
         if remote:
             serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
-        log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
+        if number:
+            log = log.with_name(f"{log.stem}.{number}{log.suffix}")
         return partial(start_servers, **self.arguments | {"serve": serve, "log": log, "key": key})
 
 
@@ -200,7 +201,11 @@ class EngineGroup:
             except Exception as error:  # the server's reason, or Ray's errors about an actor
                 self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
-            reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
+            # it listens there alone
+            if self.remote:
+                reached = answer
+            else:
+                reached = replace(answer, address="127.0.0.1")
             engine.place = reached
             engine.address = (reached.address, reached.port)
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")

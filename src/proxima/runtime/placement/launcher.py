@@ -50,7 +50,8 @@ def check_launch(placement: Any) -> None:
             remedy = "set placement=torchrun"
             raise FieldError(KIND, "local", f"runs one process, but a launcher has started {started}", remedy=remedy)
         return
-    if missing := [name for name in NEEDED if name not in os.environ]:
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
         reason = f"is for a process that a launcher has started, but {missing[0]} is not set"
         raise FieldError(KIND, "torchrun", reason, remedy=f"start it with {START}")
     if PLACEMENTS.holds(placement, "ray") and not is_supervised():

@@ -86,7 +86,8 @@ class RankHost:
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
             while selector.get_map():
                 ended = child.process.poll() is not None  # asked first: whatever it wrote before can be read now
-                if not (ready := selector.select(QUIET_SECONDS)) and ended:
+                ready = selector.select(QUIET_SECONDS)
+                if not ready and ended:
                     break
                 if os.getppid() != raylet:  # it has ended, and Ray leaves an actor that is busy alone
                     os._exit(1)

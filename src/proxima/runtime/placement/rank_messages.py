@@ -70,7 +70,9 @@ class Channel:
             messages = [parse_json(bytes(line)) for line in lines]
         except ValueError:
             return None
-        return messages if all(isinstance(message, dict) for message in messages) else None
+        if all(isinstance(message, dict) for message in messages):
+            return messages
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,10 @@ class RankFailure:
 
     @classmethod
     def of(cls, error: BaseException) -> "RankFailure":
-        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        if isinstance(error, UserError):
+            name = ""
+        else:
+            name = f"{type(error).__name__}: "
         return cls(
             text=f"{name}{' '.join(str(error).split())}"[:2000],
             trace="".join(traceback.format_exception(error))[-LONGEST_TRACE:],

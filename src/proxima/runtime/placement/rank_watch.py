@@ -99,7 +99,8 @@ class RankWatch:
             self._changed.wait_for(lambda: self.failure or self.peers.keys() >= others, seconds)
         if self.failure is not None:
             raise UserError(self.failure.text)
-        if missing := others - self.peers.keys():
+        missing = others - self.peers.keys()
+        if missing:
             where = f"port {self.port} of {socket.gethostname()}"
             late = f"{span_of(missing)} of {self.ranks.size} did not call {where} within {seconds:g} s"
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
@@ -138,7 +139,9 @@ class RankWatch:
         return self.failure
 
     def name(self, rank: int) -> str:
-        return self.peers[rank].name if rank else f"rank 0 on {socket.gethostname()}"
+        if rank:
+            return self.peers[rank].name
+        return f"rank 0 on {socket.gethostname()}"
 
     def take(self) -> None:
         """Note that the compute thread reports why the run fails, and ends: what the monitor hears from now on follows
@@ -191,7 +194,10 @@ class RankWatch:
             if peer is not None and not peer.gone:
                 peer.gone = True
                 hint = "it was killed, possibly out of memory (see dmesg there), or its node is gone"
-                again = f"; all ranks restart, if {STARTED_AGAIN} allows" if is_supervised() else ""
+                if is_supervised():
+                    again = f"; all ranks restart, if {STARTED_AGAIN} allows"
+                else:
+                    again = ""
                 self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}{again}"))
         with self._changed:
             self._changed.notify_all()
@@ -222,7 +228,9 @@ class RankWatch:
 
     def _during(self) -> str:
         place = ", ".join(filter(None, (self.ranks.status.call, self.ranks.status.part)))
-        return f" during {place}" if place and self.ranks.in_call else ""
+        if place and self.ranks.in_call:
+            return f" during {place}"
+        return ""
 
     def _add(self, cause: RankFailure) -> None:
         self._failed_at = self._failed_at or time.monotonic()
@@ -269,7 +277,10 @@ class RankWatch:
         silent = max((peer for peer in self.peers.values() if not peer.gone), key=lambda p: now - p.heard, default=None)
         if silent is not None and now - silent.heard > self.silent:
             seconds = now - silent.heard
-            last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
+            if silent.beat:
+                last = f"; it was last in {place_of(silent.beat)}"
+            else:
+                last = ""
             return seconds, f"{silent.name} has not responded for {seconds:.0f} s{self._during()}{last}"
         if not self.ranks.in_call:
             return None
@@ -286,7 +297,10 @@ class RankWatch:
                 return None  # a long computation, or a large collective
             return seconds, f"no rank has moved for {seconds:.0f} s; all are in {place_of(beats[0])}"
         behind = [rank for rank, beat in beats.items() if beat["issued"] == least]
-        names = span_of(behind) if len(behind) > 1 else self.name(behind[0])
+        if len(behind) > 1:
+            names = span_of(behind)
+        else:
+            names = self.name(behind[0])
         other = next(beat for beat in beats.values() if beat["issued"] == most)
         return seconds, (
             f"{names} made no progress for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "

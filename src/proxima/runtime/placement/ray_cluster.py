@@ -167,7 +167,10 @@ def fitted(spec: RayPlacement) -> RayPlacement:
         f"{len(nodes)} node{plural}, room for {possible}"
     )
     no_gpu = spec.gpus_per_rank and not totals["GPU"]
-    remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes" if no_gpu else "lower it, or add nodes"
+    if no_gpu:
+        remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes"
+    else:
+        remedy = "lower it, or add nodes"
     name = "engines" if spec.colocate else "ranks"
     raise FieldError(f"placement.{name}", spec.bundles, bound, remedy=remedy)
 
@@ -313,7 +316,10 @@ class _ActorWorker:
             ray.get(self._actor.__ray_ready__.remote(), timeout=START_SECONDS)
         except Exception as error:
             self.kill()
-            reason = "the cluster grants no core" if isinstance(error, TimeoutError) else first_line_of(error)
+            if isinstance(error, TimeoutError):
+                reason = "the cluster grants no core"
+            else:
+                reason = first_line_of(error)
             raise RuntimeError(f"no actor after {START_SECONDS:g} s: {reason}") from error
 
     def run(self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None) -> JobResult:

@@ -133,7 +133,10 @@ def supervise(
     """
     with signals_restored(), connected(spec), signals_handled(signal.default_int_handler):  # Ray has set its own
         spec = fitted(spec)
-        placed = None if engines is None else EngineGroup(spec, engines)
+        if engines is None:
+            placed = None
+        else:
+            placed = EngineGroup(spec, engines)
         interrupts: list[int] = []
         for starts in range(spec.restarts + 1):
             group = start_group(spec, function, arguments, placed)
@@ -239,7 +242,10 @@ def describe_end(end: RankEnd, group: RankGroup) -> str:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         lost = group.places[end.rank].node not in alive
         return f"{name} died: {'its node was lost' if lost else end.reason}"
-    last = f"; its last line: {end.reason}" if end.reason else ""
+    if end.reason:
+        last = f"; its last line: {end.reason}"
+    else:
+        last = ""
     return f"{name} {'died:' if end.killed else 'ended with'} {describe_exit(end.exit_code)}{last}"
 
 
@@ -248,7 +254,9 @@ def _reason(error: Exception) -> str:
 
     if isinstance(error, OutOfMemoryError) or "memory pressure" in str(error):
         return "Ray killed its actor because the node ran out of memory"
-    return "its node does not answer" if isinstance(error, ActorUnavailableError) else "its actor was killed"
+    if isinstance(error, ActorUnavailableError):
+        return "its node does not answer"
+    return "its actor was killed"
 
 
 def start_group(
@@ -266,7 +274,10 @@ def start_group(
     import ray
 
     servers = engines if spec.colocate else None  # they have the devices
-    reserved = None if servers else reserve(spec, "ranks", bundle_of(spec))
+    if servers:
+        reserved = None
+    else:
+        reserved = reserve(spec, "ranks", bundle_of(spec))
     bundles, gpus = (servers.bundles, 0.0) if servers else (reserved, spec.gpus_per_rank)
     per_bundle = spec.ranks // spec.bundles
     hosts = [

@@ -152,7 +152,10 @@ def _store(seconds: float) -> PrefixStore:
     except Exception as error:  # of several classes
         if os.environ["RANK"] != "0":
             raise _no_rank_zero(f"could not be reached within {seconds:g} s") from None
-        reason = "is in use on this machine" if "EADDRINUSE" in str(error) else " ".join(str(error).split())
+        if "EADDRINUSE" in str(error):
+            reason = "is in use on this machine"
+        else:
+            reason = " ".join(str(error).split())
         raise FieldError("MASTER_PORT", port, reason, remedy="set another port for the ranks to meet at") from None
     return PrefixStore(f"proxima/{next(_groups)}", store)
 
@@ -225,7 +228,8 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
-    if (problem := conflict({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)) is not None:
+    problem = conflict({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)
+    if problem is not None:
         raise problem
     for name, node in facts.items():
         if node["lack"]:

@@ -153,7 +153,9 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     if before["processor"] != now["processor"]:
         dtypes = [f"{path}={values[path]}" for path in DTYPES if path in values]
         effect = f"the run keeps {' and '.join(dtypes)}, {effect.removeprefix('the run ')}"
-    return f"{', '.join(changed)}: {effect}" if changed else None
+    if changed:
+        return f"{', '.join(changed)}: {effect}"
+    return None
 
 
 # ---- the content of the inputs ---------------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     acceptable = [name for name in changed if is_reward(name) or ".environment: " in name]
     accepted = acceptable if accept else []
-    if differing := [name for name in changed if name not in accepted]:
+    differing = [name for name in changed if name not in accepted]
+    if differing:
         remedy = "restore it, or start another run with folder=PATH"
         if set(differing) <= set(acceptable):
             remedy += "; --accept-changes resumes with it, and says so in log, summary and report"
@@ -195,7 +198,8 @@ def input_hashes(
     training questions (in a replay, the rollouts), the held-out questions, and each file outside proxima that defines a
     reward, an environment or a tool (but not the modules that it imports)."""
     named = model_hashes(config.model)
-    if (distillation := config.algorithm.distillation) is not None:
+    distillation = config.algorithm.distillation
+    if distillation is not None:
         named |= _hashes("algorithm.distillation.path", distillation.path)
     named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
     named |= _reward_hashes("reward", config.reward)
@@ -208,7 +212,10 @@ def input_hashes(
         if is_played(task):
             named |= environment_hashes(path, play_of(task))
     for questions in held_out:
-        name = f"eval.sets {questions.name}" if questions.name else "eval.task"
+        if questions.name:
+            name = f"eval.sets {questions.name}"
+        else:
+            name = "eval.task"
         named[f"{name}: its rows"] = rows_sha(questions.rows)
     return named
 
@@ -239,7 +246,8 @@ def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
     for n, reward in enumerate(rewards):
         if REWARDS.holds(reward, "model"):
             named |= _hashes(f"{path}.{n}.path", reward.path, reward.revision)
-        if (file := _reward_file(reward)) is not None:
+        file = _reward_file(reward)
+        if file is not None:
             named[f"{path}.{n}: {file.name}"] = file_sha256(file)
     return named
 
@@ -249,7 +257,10 @@ def _reward_file(reward: Any) -> Path | None:
     if REWARDS.holds(reward, "function", "function_batch"):
         return Path(reward.file)
     module = type(reward).__module__
-    source = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    if module.startswith("proxima."):
+        source = None
+    else:
+        source = getattr(sys.modules.get(module), "__file__", None)
     return None if source is None else Path(source)
 
 
@@ -257,7 +268,10 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
     """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and what its
     kind says it plays with, such as the image of its container or the version of a library elsewhere."""
     given = play.environment
-    arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
+    if isinstance(given, Mapping):
+        arguments = dict(given)
+    else:
+        arguments = {"kind": given}
     kind = arguments.pop("kind", None)
     references = [ENVIRONMENTS.references.get(str(kind), str(kind)), *play.tools]
     named: dict[str, str] = {}
@@ -272,7 +286,11 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
 def rows_sha(rows: Rows) -> str:
     """SHA-256 of the rows of a task; of a large task, an evenly spaced sample is hashed."""
     count = len(rows)
-    numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
+    numbers: Iterable[int]
+    if count <= ROWS_READ:
+        numbers = range(count)
+    else:
+        numbers = (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())
     for number in numbers:
         try:
@@ -294,7 +312,8 @@ def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], ro
         FieldError: names the file, and the remedy.
     """
     now = _reward_hashes("reward", rewards)
-    if differing := [name for name, value in now.items() if before.get(name, value) != value]:
+    differing = [name for name, value in now.items() if before.get(name, value) != value]
+    if differing:
         reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"
         remedy = "restore the file, or set eval.task=null"
         raise FieldError("rollouts", rollouts, reason, remedy=remedy)

@@ -48,16 +48,20 @@ def refusals(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> lis
 def _other_algorithm(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> FieldError:
     (path, was, now) = next(field for field in differing if field[0] == "algorithm.surrogate.kind")
     names = [name.removeprefix("algorithm.") for name, *_ in differing if name != path]
-    others = (
-        f", and {len(names)} more fields differ ({', '.join(names[:3])}{', …' * (len(names) > 3)})" if names else ""
-    )
+    if names:
+        others = f", and {len(names)} more fields differ ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
+    else:
+        others = ""
     run = f"with which the run in {journal.path.parent} was started"
     reason = f"differs from {was!r}, {run}: it is another algorithm{others}"
     return FieldError(path, None if now is ABSENT else now, reason, remedy=_remedy(path))
 
 
 def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
-    shown = "a config without it" if was is ABSENT else repr(was)
+    if was is ABSENT:
+        shown = "a config without it"
+    else:
+        shown = repr(was)
     reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
     if not may_differ(path, Purpose.CHANGE):
         section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
@@ -80,7 +84,8 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
         return
     before = resolve(folder, root=None)
     own_settings = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
-    if (was := family_of_config(before.config)) is not (now := family_of_config(resolved.config)):
+    was = family_of_config(before.config)
+    if was is not (now := family_of_config(resolved.config)):
         kinds = ["RL" if family in (None, TRAIN) else family.name for family in (was, now)]
         raise UserError(
             f"the run in {folder} is {kinds[0]}, the recipe {kinds[1]}", remedy=f"{own_settings}, or set another folder"

@@ -83,7 +83,10 @@ def restore_data(source: PromptSource | StoredRollouts, checkpoint: Checkpoint, 
     facts = checkpoint.facts
     source.load(facts["cursor"])
     groups = read_groups(checkpoint.path / CARRIED_GROUPS)
-    in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
+    if isinstance(source, PromptSource):
+        in_flight = source.prompts_for(facts.get("in_flight", []))
+    else:
+        in_flight = []
     pending = Pending.of(facts, groups, in_flight)
     prompts = [*(group.prompt for group in groups), *in_flight]
     journal.enqueue([p for p in prompts if journal.state_of(p.uid) is None], size=len(source.rows))  # lost ones

@@ -53,7 +53,8 @@ def check_journal(journal: RestoredJournal) -> None:
     Raises:
         UserError: names the parts, and the remedy.
     """
-    if damaged := journal.damage():
+    damaged = journal.damage()
+    if damaged:
         parts = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
         raise UserError(f"{journal.path} is damaged ({parts}): its content is not what was written", remedy=MOVE_AWAY)
 
@@ -70,8 +71,14 @@ def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) 
     steps = [*journal.history()][::-1]
     journal.set("evaluations", rewind_folder(folder, step, steps, journal.get("evaluations") or ()))
     if step < last:
-        place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
-        repeated = "1 finished step is" if last - step == 1 else f"{last - step} finished steps are"
+        if checkpoint:
+            place = f"the checkpoint of step {step}"
+        else:
+            place = "the start, because no checkpoint exists"
+        if last - step == 1:
+            repeated = "1 finished step is"
+        else:
+            repeated = f"{last - step} finished steps are"
         observer.warning(f"resuming from {place}: {repeated} repeated; see checkpoint.every")
     return checkpoint
 
@@ -81,7 +88,8 @@ def _restore_steps(journal: RestoredJournal, folder: RunFolder, checkpoint: Chec
     first = journal.step + 1
     last = checkpoint.step
     records = {r["step"]: r for r in folder.read_metrics() if r["kind"] == "train"}
-    if lost := [step for step in range(first, last + 1) if step not in records]:
+    lost = [step for step in range(first, last + 1) if step not in records]
+    if lost:
         raise UserError(
             f"{journal.path} ends at step {first - 1}, metrics.jsonl lacks step {lost[0]}, and {checkpoint.path} is of "
             f"step {last}",

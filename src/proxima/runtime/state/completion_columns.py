@@ -54,8 +54,14 @@ def _stored(columns: Iterable[TokenColumn]) -> Described:
     """Columns of tokens as a file has them: sets as flat ids and their counts, expert ids as bytes."""
     described: Described = {}
     for column in columns:
-        doc = f"{column.unit}, {column.meaning}" if column.unit else column.meaning
-        kind = pa.binary() if column.dtype == "id" else _LISTS[column.dtype]
+        if column.unit:
+            doc = f"{column.unit}, {column.meaning}"
+        else:
+            doc = column.meaning
+        if column.dtype == "id":
+            kind = pa.binary()
+        else:
+            kind = _LISTS[column.dtype]
         described[column.name] = (kind, "" if column.name in _WITHOUT_DOC else doc)
         if column.ragged:
             described[counts_of(column.name)] = (_INTS, "[T], how many of these each token has")
@@ -177,7 +183,10 @@ def _expert_ids(completion: Completion) -> dict[str, Any]:
     routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
     if routes is None or not len(routes):  # without a token nothing is trained
         return dict.fromkeys(ROUTES)
-    prompt = None if of_prompt is None else of_prompt.astype(routes.dtype).tobytes()
+    if of_prompt is None:
+        prompt = None
+    else:
+        prompt = of_prompt.astype(routes.dtype).tobytes()
     return dict(zip(ROUTES, (routes.tobytes(), prompt, *routes.shape[1:]), strict=True))
 
 
@@ -232,7 +241,9 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
 def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
     if all(value is None for value in values):
         return pa.nulls(len(values), field.type)
-    return _list_column(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+    if pa.types.is_list(field.type):
+        return _list_column(values, field.type)
+    return pa.array(values, field.type)
 
 
 def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> pa.ListArray:

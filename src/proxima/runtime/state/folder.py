@@ -166,7 +166,9 @@ class RunFolder:
     @property
     def warnings(self) -> list[str]:
         """What whoever starts a run in the folder must know."""
-        return [] if self._lock is None or self._lock.warning is None else [self._lock.warning]
+        if self._lock is None or self._lock.warning is None:
+            return []
+        return [self._lock.warning]
 
     @property
     def is_gone(self) -> bool:

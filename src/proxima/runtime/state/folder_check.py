@@ -39,7 +39,10 @@ class Finding:
         none."""
         if not wrong:
             return cls(kind=kind, status="ok" if intact else "none", detail=intact)
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        if len(wrong) > 1:
+            more = f", and {len(wrong) - 1} more"
+        else:
+            more = ""
         return cls(kind=kind, status="damaged", detail=f"{wrong[0]}{more}", remedy=remedy)
 
 
@@ -88,7 +91,10 @@ def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
     try:
         records = folder.read_metrics()
     except (UserError, UnicodeDecodeError) as error:
-        reason = error.reason if isinstance(error, UserError) else str(error)
+        if isinstance(error, UserError):
+            reason = error.reason
+        else:
+            reason = str(error)
         return Finding.of(kind, [reason], f"delete it: {FROM_JOURNAL}", "")
     if journal is None:
         return Finding(kind=kind, status="not checked", detail=f"{len(records)} lines")
@@ -108,14 +114,20 @@ def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     kind = f"{place.name}/"
     sums = {name: checksum for name, checksum in recorded.items() if name.startswith(kind)}
     wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := checksum.difference(place.parent / name))]
-    intact = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes" if sums else ""
+    if sums:
+        intact = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes"
+    else:
+        intact = ""
     return Finding.of(kind, wrong, FROM_COPY, intact)
 
 
 def _images(place: Path) -> Finding:
     try:
         wrong = image_damage(place)
-        intact = "" if wrong else f"{len(read_names(place)):,} images"
+        if wrong:
+            intact = ""
+        else:
+            intact = f"{len(read_names(place)):,} images"
     except ImportError:
         return Finding(kind="images/", status="not checked", detail="the package pillow is missing")
     return Finding.of("images/", wrong, RESTORE, intact)
@@ -125,5 +137,8 @@ def _checkpoints(place: Path) -> Finding:
     folders = sorted(path for path in place.glob("[0-9]*") if path.name.isdecimal())
     wrong = [f"{path.name}: {why}" for path in folders if (why := damage(path)) is not None]
     steps = ", ".join(str(int(path.name)) for path in folders[-5:])
-    intact = f"{len(folders)} checkpoints, the last of steps {steps}" if folders else ""
+    if folders:
+        intact = f"{len(folders)} checkpoints, the last of steps {steps}"
+    else:
+        intact = ""
     return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", intact)

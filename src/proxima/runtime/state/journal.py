@@ -61,7 +61,8 @@ class Journal:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            if (damage := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            damage = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if damage != "ok":
                 raise sqlite3.DatabaseError(" ".join(damage.split()))
             with self._transaction():  # if two processes open a new file at once, the second one sees the tables
                 if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
@@ -75,7 +76,8 @@ class Journal:
         except (sqlite3.DatabaseError, ValueError) as error:  # also text that is no UTF-8, or no JSON
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-                if full := sqlite_disk_full(error, self.path):
+                full = sqlite_disk_full(error, self.path)
+                if full:
                     raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error

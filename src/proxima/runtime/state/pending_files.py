@@ -55,7 +55,10 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
         }
         for completion, score in zip(group.completions, group.scores, strict=True):
             for episode_path in completion.paths:
-                k = None if episode_path.top_k is None else episode_path.top_k.shape[-1]
+                if episode_path.top_k is None:
+                    k = None
+                else:
+                    k = episode_path.top_k.shape[-1]
                 row = completion_row(episode_path) | score_row(score) | of_group
                 rows.append(row | {"uid": prompt.uid, "k": k})
                 of_group = {}
@@ -81,7 +84,9 @@ def read_next_policy(path: Path) -> list[NextLogProbs]:
 
 def _read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file whose checksum the resume has compared."""
-    return array_rows(pq.read_table(path, partitioning=None)) if path.is_file() else []
+    if path.is_file():
+        return array_rows(pq.read_table(path, partitioning=None))
+    return []
 
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:

@@ -76,7 +76,10 @@ class StoredRollouts:
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             name = f"rollouts/{file.name}"
-            wrong = recorded[name].difference(file) if name in recorded else "is not in run.sqlite"
+            if name in recorded:
+                wrong = recorded[name].difference(file)
+            else:
+                wrong = "is not in run.sqlite"
             if wrong:
                 remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
                 raise self._refused(f"needs {name}, which {wrong}", remedy)
@@ -109,7 +112,10 @@ class StoredRollouts:
             FieldError: a token id outside the vocabulary, or a text that differs.
         """
         file = self.folder.rollout_file(1)
-        of_episodes = ["sampled"] if "sampled" in pq.read_schema(file).names else []
+        if "sampled" in pq.read_schema(file).names:
+            of_episodes = ["sampled"]
+        else:
+            of_episodes = []
         table = read_table(file, ["tokens", "prompt_tokens", "text", *of_episodes])
         ids = np.concatenate([column for name in ("tokens", "prompt_tokens") for column in numpy_columns(table[name])])
         remedy = "use a model with the vocabulary of the run that wrote the rollouts"
@@ -117,10 +123,16 @@ class StoredRollouts:
             reason = f"has token {ids.max()}, and the vocabulary of model.path has {vocabulary}"
             raise self._refused(reason, remedy)
         texts = table["text"].to_pylist()
-        sampled = numpy_columns(table["sampled"]) if of_episodes else [None] * len(texts)
+        if of_episodes:
+            sampled = numpy_columns(table["sampled"])
+        else:
+            sampled = [None] * len(texts)
         for tokens, text, mask in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
             # the text is of the last turn
-            last = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
+            if mask is None or mask.all():
+                last = 0
+            else:
+                last = int(np.flatnonzero(~mask)[-1]) + 1
             own = () if tokens is None else tokens[last:]
             if not self._reads_as(tokenizer, own, text):
                 shown = utf8(sampled_text(tokenizer, own))
@@ -210,7 +222,9 @@ class ReplayCollector(Collector):
 def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
     """SHA-256 over the names and hashes of the rollout files among a run's `inputs`; None if there are none."""
     lines = [f"{name} {value}\n" for name, value in hashes.items() if name.startswith("rollouts: ")]
-    return sha256("".join(lines).encode()).hexdigest() if lines else None
+    if lines:
+        return sha256("".join(lines).encode()).hexdigest()
+    return None
 
 
 def stored_rollouts(replayed: Path, steps: int, model: UnloadedModel, *, routes: bool) -> StoredRollouts:

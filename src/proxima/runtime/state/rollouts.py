@@ -92,7 +92,9 @@ def write_evals(path: Path, step: int, groups: Sequence[Group], sources: Sequenc
 
 def _source_name(sources: Sequence[TaskSource], prompt: Prompt) -> str | None:
     """The name of the source of a prompt; None if the task is no mix."""
-    return source_of(sources, prompt.metadata).name or None if sources else None
+    if sources:
+        return source_of(sources, prompt.metadata).name or None
+    return None
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -102,7 +104,10 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         UserError: the file is damaged, or no Parquet; names it and the remedy.
     """
     sampled, filled = "sampled_log_prob", "untruncated_log_prob"
-    wanted = None if columns is None else [*columns, *({sampled} - set(columns) if filled in columns else ())]
+    if columns is None:
+        wanted = None
+    else:
+        wanted = [*columns, *({sampled} - set(columns) if filled in columns else ())]
     with reading(path, DELETE):
         try:
             table = pq.read_table(path, columns=wanted, partitioning=None)
@@ -130,7 +135,10 @@ def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, S
 
 def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
     """The columns of a completion that both kinds of file have."""
-    judged = {"correct": score.correct, "reward": float(score.value)} if score.valid else {"correct": None}
+    if score.valid:
+        judged = {"correct": score.correct, "reward": float(score.value)}
+    else:
+        judged = {"correct": None}
     of_prompt = {"step": step, "question": utf8(prompt.question), "answer": dumps(prompt.answer)}
     of_prompt["images"] = _images(prompt)
     return completion_row(completion) | score_row(score) | of_prompt | judged

@@ -42,7 +42,8 @@ def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -
     if not saved:
         raise UserError(f"{run} has no checkpoint yet", remedy="wait for one: checkpoint.every, or the end of the run")
     checkpoint = _named(run, folder, saved, which)
-    if (why := damage(checkpoint.path, part)) is not None:
+    why = damage(checkpoint.path, part)
+    if why is not None:
         others = [c.step for c in saved if c is not checkpoint]
         use = f", or use one of {others}" if others else ""
         raise UserError(f"{checkpoint.path}: {why}", remedy=f"restore the file from a copy{use}")
@@ -94,7 +95,9 @@ def headlines(folder: RunFolder) -> dict[int, float]:
 def prune_checkpoints(folder: RunFolder, kept: CheckpointConfig, *, leftovers: bool = True) -> None:
     """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept;
     `leftovers` as in `prune`."""
-    best = best_checkpoint(folder, checkpoints(folder.checkpoints)) if kept.keep_best else None
+    best = None
+    if kept.keep_best:
+        best = best_checkpoint(folder, checkpoints(folder.checkpoints))
     prune(folder.checkpoints, kept.keep_last, keep=[] if best is None else [best.step], leftovers=leftovers)
 
 
@@ -121,7 +124,10 @@ def export(
     """
     checkpoint = find_checkpoint(run, which, CRITIC if critic else "model")
     target = Path(out)
-    source = checkpoint.path / CRITIC if critic else checkpoint.model
+    if critic:
+        source = checkpoint.path / CRITIC
+    else:
+        source = checkpoint.model
     if critic and not source.is_dir():
         reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
         raise UserError(reason, remedy="leave out --critic")
@@ -152,7 +158,10 @@ def _refuse_existing(target: Path) -> None:
 def model_card(folder: RunFolder, step: int, library: str) -> str:
     """README.md of an exported model: what it was trained from and how, and what its evaluations say. Markdown with the
     hub's metadata; paths on this machine are reduced to their last name."""
-    config = read_yaml(folder.config).to_python() if folder.config.is_file() else {}
+    if folder.config.is_file():
+        config = read_yaml(folder.config).to_python()
+    else:
+        config = {}
     recipe = _without_places({key: value for key, value in config.items() if key not in LEFT_OUT})
     base = str((config.get("model") or {}).get("path", ""))
     facts: dict[str, Any] = {"library_name": library, "tags": ["proxima", "reinforcement-learning"]}
@@ -163,7 +172,8 @@ def model_card(folder: RunFolder, step: int, library: str) -> str:
         f"# {folder.path.resolve().name}",
         f"{_without_places(base) or 'A model'}, trained with proxima: the weights of step {step}.",
     ]
-    if table := _evaluations(folder):
+    table = _evaluations(folder)
+    if table:
         parts.append(f"## Held-out results of the run\n\n{table}")
     if recipe:
         text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
@@ -177,7 +187,8 @@ def _evaluations(folder: RunFolder) -> str:
     headline = Headline.of(evals)
     rows = []
     for record in evals:
-        if (value := headline.value(record)) is not None:
+        value = headline.value(record)
+        if value is not None:
             low, high = headline.bounds(record) or (None, None)
             interval = "" if low is None else f"{low:.3f} to {high:.3f}"
             rows.append(f"| {record['step']} | {value:.3f} | {interval} |")
@@ -193,4 +204,6 @@ def _without_places(value: Any) -> Any:
         return [_without_places(item) for item in value]
     if isinstance(value, str) and value.startswith(("/", "~")):
         return Path(value).name
-    return re.sub(r"//[^/@\s]*@", "//", value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return re.sub(r"//[^/@\s]*@", "//", value)
+    return value

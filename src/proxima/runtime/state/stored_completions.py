@@ -61,7 +61,10 @@ def stored_group(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> Group:
 def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
     columns = {name: row[name] for name in ABOUT}
     for column in STORED:
-        values = row[column.name] if column.required else row.get(column.name)
+        if column.required:
+            values = row[column.name]
+        else:
+            values = row.get(column.name)
         if column.by not in ("engine", "episode") or values is None:
             continue
         if column.ragged:

@@ -100,7 +100,9 @@ def algorithm_name(config: RunConfig) -> str:
     if not preset or preset not in ALGORITHMS or not kind:
         return preset or kind
     written = ALGORITHMS[preset].get(slot, {}).get("kind")
-    return preset if written == kind else f"{preset} with {slot} {kind}"
+    if written == kind:
+        return preset
+    return f"{preset} with {slot} {kind}"
 
 
 @dataclass(frozen=True, kw_only=True)

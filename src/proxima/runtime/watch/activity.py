@@ -92,7 +92,10 @@ class Activity:
         """Note that the engine gets these prompts next."""
         at = self.moved()
         for uid in uids:
-            lane = heapq.heappop(self._free) if self._free else len(self._lives) + 1
+            if self._free:
+                lane = heapq.heappop(self._free)
+            else:
+                lane = len(self._lives) + 1
             self._lives[uid] = PromptLife(lane, at)
             self.generating[uid] = at
         self._changed(at)
@@ -117,7 +120,8 @@ class Activity:
         """A step has taken the groups, or dropped them."""
         at = self.moved()
         for uid in uids:
-            if (life := self._lives.pop(uid, None)) is not None:
+            life = self._lives.pop(uid, None)
+            if life is not None:
                 heapq.heappush(self._free, life.lane)
                 if self.timeline.has_room(at):
                     self._write(uid, life, at)

@@ -90,7 +90,8 @@ class _Skip(selectors.DefaultSelector):
         self._clock = clock
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if events := super().select(0):
+        events = super().select(0)
+        if events:
             return events
         if timeout is None:
             raise Deadlock("every task waits for another one")

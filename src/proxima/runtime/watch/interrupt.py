@@ -66,8 +66,14 @@ def stop_on_interrupt(
         if lost is not None and lost():
             seen.clear()
             return
-        again = "press Ctrl-C again" if seen[0] == signal.SIGINT else f"send {signal.Signals(seen[0]).name} again"
-        saved = "a checkpoint is written first" if ask_to_stop() else "there is a checkpoint only if step 1 can end"
+        if seen[0] == signal.SIGINT:
+            again = "press Ctrl-C again"
+        else:
+            again = f"send {signal.Signals(seen[0]).name} again"
+        if ask_to_stop():
+            saved = "a checkpoint is written first"
+        else:
+            saved = "there is a checkpoint only if step 1 can end"
         warn(f"stopping: {saved}; {again} to quit now and lose what came after the last checkpoint")
 
     def handle(number: int, frame: Any) -> None:

@@ -98,7 +98,8 @@ class WarningList:
         """The first `MOST` are kept; a later one of the same kind counts up `times`."""
         kind = warning_kind(text)
         last = step if last is None else last
-        if record := self._records.get(kind):
+        record = self._records.get(kind)
+        if record:
             record |= {"last": max(record["last"], last), "times": record["times"] + times}
         elif len(self._records) < self.MOST:
             self._records[kind] = {"step": step, "last": last, "text": text, "times": times}

@@ -87,7 +87,9 @@ def _stage(watch: StallWatch) -> str:
     step = next((stage.facts["step"] for stage in stages if "step" in stage.facts), None)
     where = {"evaluate": "the evaluation after ", "checkpoint": "the checkpoint of "}
     name = where.get(stages[-1].name, "") if stages else ""
-    return f"{name}step {step}" if step is not None else "the run"
+    if step is not None:
+        return f"{name}step {step}"
+    return "the run"
 
 
 def _rewards(watch: StallWatch) -> list[str]:
@@ -98,7 +100,8 @@ def _rewards(watch: StallWatch) -> list[str]:
     scoring = watch.activity.scoring
     pending = []
     for label, uids in watch.generator.rewards.awaited.items():
-        if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
+        waiting = {uid: now - scoring.get(uid, now) for uid in uids}
+        if waiting:
             longest = max(waiting.values())
             since = f" since {_duration(longest)}" if longest else ""
             pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
@@ -111,14 +114,20 @@ def _engine(watch: StallWatch) -> list[str]:
     asked = {stage.name for stage in watch.activity.stages} & {"evaluate", "publish"}
     if watch.generator is None or not (generating or asked):
         return []
-    what = f"{_prompts(generating)} in the engine" if generating else "the engine"
+    if generating:
+        what = f"{_prompts(generating)} in the engine"
+    else:
+        what = "the engine"
     return [f"{what} ({_engine_health(watch)})"]
 
 
 def _engine_health(watch: StallWatch) -> str:
     health = watch.health
     silent = watch.activity.now() - watch.answered_at
-    parts = [f"process {health.detail['pid']}"] if health is not None and health.detail.get("pid") else []
+    if health is not None and health.detail.get("pid"):
+        parts = [f"process {health.detail['pid']}"]
+    else:
+        parts = []
     if health is None or silent > 2 * watch.interval:
         parts.append(f"no answer to a health check for {_duration(silent)}")
     else:
@@ -135,14 +144,20 @@ def _work(watch: StallWatch) -> list[str]:
     stage = watch.activity.stages[-1]
     if stage.name in ("generate", "publish") or (stage.name == "evaluate" and watch.generator is not None):
         return []
-    done = f"which has done {stage.done}" if stage.done else "progress unknown"
+    if stage.done:
+        done = f"which has done {stage.done}"
+    else:
+        done = "progress unknown"
     lasted = _duration(watch.activity.now() - stage.since)
     return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
 
 
 def _ranks(watch: StallWatch) -> list[str]:
     """The rank that the others wait for."""
-    late = None if watch.late is None else watch.late(time.monotonic())
+    if watch.late is None:
+        late = None
+    else:
+        late = watch.late(time.monotonic())
     return [] if late is None else [late[1]]
 
 
@@ -156,4 +171,6 @@ def _prompts(waiting: Mapping[int, float]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s"

@@ -22,7 +22,9 @@ def seconds_left(step_seconds: Sequence[float], steps: int) -> float | None:
         step_seconds: of all finished steps.
         steps: that are left.
     """
-    return statistics.mean(step_seconds[-RECENT:]) * steps if step_seconds else None
+    if step_seconds:
+        return statistics.mean(step_seconds[-RECENT:]) * steps
+    return None
 
 
 class CoreShare:

@@ -154,7 +154,10 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             with suppress(ValueError):
                 event = load_json(line.strip().removesuffix(","))
-                times = [event.get(name, 0) for name in ("ts", "dur")] if isinstance(event, dict) else [None]
+                if isinstance(event, dict):
+                    times = [event.get(name, 0) for name in ("ts", "dur")]
+                else:
+                    times = [None]
                 if all(isinstance(time, int | float) for time in times):
                     yield event
 

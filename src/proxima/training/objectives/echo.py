@@ -72,7 +72,10 @@ def observation_weights(paths: Sequence[Completion], roles: Mapping[str, float])
     columns: list[Floats] = []
     for path in paths:
         column = np.zeros(len(path.tokens), np.float32)
-        opening = b"" if path.initial_prompt is None else path.initial_prompt.tokens.tobytes()
+        if path.initial_prompt is None:
+            opening = b""
+        else:
+            opening = path.initial_prompt.tokens.tobytes()
         answered = False
         start = 0
         for span in () if path.episode is None else path.episode.spans:

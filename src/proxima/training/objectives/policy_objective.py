@@ -127,7 +127,10 @@ class PolicyObjective(Objective[Trajectory]):
     def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
         of_items = loss_masks(items)
         taught = taught_tokens(items)
-        of_teacher = of_items if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
+        if statistics is None:
+            of_teacher = of_items
+        else:
+            of_teacher = (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         of_rewards = of_teacher
         if taught is not None:
             of_teacher = of_items[0] & taught, of_items[1]
@@ -159,7 +162,8 @@ class PolicyObjective(Objective[Trajectory]):
         ]
         if self.measures_drift:
             losses[0] = replace(losses[0], metrics=losses[0].metrics | {DRIFT: drift(policy_batch)})
-        if (term := self.distillation) is not None:
+        term = self.distillation
+        if term is not None:
             divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
             of_teacher = policy_batch
             if batch.taught is not None:
@@ -186,7 +190,10 @@ class PolicyObjective(Objective[Trajectory]):
     def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
         policy = losses[0]
         assert isinstance(policy, PolicyLoss)
-        keep = policy.keep if batch.taught is None else policy.keep | (batch.loss_mask & (batch.taught > 0))
+        if batch.taught is None:
+            keep = policy.keep
+        else:
+            keep = policy.keep | (batch.loss_mask & (batch.taught > 0))
         columns = {"log_prob": outputs.need("log_prob"), "keep": keep, "entropy": outputs.entropy}
         columns |= {"proximal_log_prob": batch.proximal_log_prob, "selected": policy.selected}
         if "top_k_log_prob" in self.surrogate.needs and (kind := getattr(self.surrogate, "divergence", None)):
@@ -205,7 +212,9 @@ class PolicyObjective(Objective[Trajectory]):
         elif self.next_missing is not None:
             batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
         made = batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
-        return made if batch.taught is None else made.with_loss_mask(made.loss_mask & (batch.taught == 0))
+        if batch.taught is None:
+            return made
+        return made.with_loss_mask(made.loss_mask & (batch.taught == 0))
 
 
 def drift(batch: PolicyBatch) -> SumCount:
@@ -218,7 +227,9 @@ def drift(batch: PolicyBatch) -> SumCount:
 def taught_tokens(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """[N] bool, the joined response tokens that learn from the teacher alone; None: all learn from both."""
     columns = [item.taught for item in trajectories if item.taught is not None]
-    return torch.from_numpy(np.concatenate(columns) > 0) if columns else None
+    if columns:
+        return torch.from_numpy(np.concatenate(columns) > 0)
+    return None
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
@@ -318,7 +329,8 @@ def _require_past(batch: PackedBatch, current_version: int) -> None:
 
 
 def _required(batch: PackedBatch, name: str) -> Tensor:
-    if (value := getattr(batch, name)) is None:
+    value = getattr(batch, name)
+    if value is None:
         raise ValueError(f"proximal=next needs {name} in every trajectory.")
     tensor: Tensor = value
     return tensor

@@ -136,7 +136,10 @@ class PreferenceObjective(Objective[PreferencePair]):
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
         pairs = self.pairs(batch, outputs.need("log_prob"))
         plain = self.reduce == "sum" and self.ld_alpha == 1
-        summed = pairs if plain else _summed(batch, outputs.need("log_prob"))
+        if plain:
+            summed = pairs
+        else:
+            summed = _summed(batch, outputs.need("log_prob"))
         on_policy = self._on_policy(batch, outputs)
         metrics = self.terms[0].metrics(pairs) | _log_probs(summed)
         losses = []
@@ -213,7 +216,9 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
 def reference_log_prob(batch: PackedBatch) -> Tensor:
     """[N] float, nats, log-probs of the reference; 0 without one."""
     reference = batch.reference_log_prob
-    return torch.zeros_like(batch.advantage) if reference is None else reference
+    if reference is None:
+        return torch.zeros_like(batch.advantage)
+    return reference
 
 
 def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> PreferencePairs:

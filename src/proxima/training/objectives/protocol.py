@@ -75,7 +75,8 @@ class Measured:
             split = {name: np.split(values.numpy(), ends) for name, values in columns.items()}
             for i, trajectory in enumerate(trajectories):
                 statistics: dict[str, Any] = {name: values[i] for name, values in split.items()}
-                if (codes := statistics.pop(INVALID, None)) is not None:
+                codes = statistics.pop(INVALID, None)
+                if codes is not None:
                     _require_valid(trajectory, codes, statistics)
                 out.append(TokenStatistics(**statistics))
         return out
@@ -83,7 +84,10 @@ class Measured:
 
 def _require_valid(trajectory: Trajectory, codes: Any, columns: Mapping[str, Any]) -> None:
     def value_of(name: str, at: int) -> float:
-        column = columns[name] if name in columns else getattr(trajectory, name)
+        if name in columns:
+            column = columns[name]
+        else:
+            column = getattr(trajectory, name)
         return math.nan if column is None else float(column[at])
 
     require_valid(codes, value_of, f"completion {trajectory.key}")

@@ -64,7 +64,9 @@ class RouterBalance(Objective[Trajectory]):
 def replay_metrics(counts: Tensor) -> Metrics:
     """`routing/differing_fraction`, from `RoutingPass.counts`: the share of the experts replayed at response tokens
     that the trainer's routers would not have chosen."""
-    return {"routing/differing_fraction": SumCount(*counts.unbind())} if len(counts) else {}
+    if len(counts):
+        return {"routing/differing_fraction": SumCount(*counts.unbind())}
+    return {}
 
 
 def fallback_metrics(trajectories: Sequence[Trajectory]) -> Metrics:

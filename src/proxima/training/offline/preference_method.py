@@ -62,7 +62,9 @@ class PreferenceMethod(OfflineMethod[Item]):
     def joined(self, items: list[Item]) -> list[Item]:
         """Add the mismatched completions of KTO, which only its loss reads."""
         kto = self.section.kto
-        return items if kto is None or kto.anchor == "zero" else with_mismatched(items, self.context)
+        if kto is None or kto.anchor == "zero":
+            return items
+        return with_mismatched(items, self.context)
 
     def load(self, path: str | None) -> LoadedModel:
         self.begins = path is None
@@ -74,7 +76,9 @@ class PreferenceMethod(OfflineMethod[Item]):
 
     def objective(self) -> Any:
         kto = self.section.kto
-        return self.section.pair_objective() if kto is None else KtoObjective(spec=kto)
+        if kto is None:
+            return self.section.pair_objective()
+        return KtoObjective(spec=kto)
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
         """KTO's accuracy needs both a good and a bad completion."""
@@ -207,7 +211,10 @@ def _compared_alone(item: LabeledCompletion, log_probs: Sequence[Floats], beta: 
     paths = paths_of(item.completion)
     ours = trained_sum(paths, log_probs[: len(paths)])
     references = [path.reference_log_prob for path in paths if path.reference_log_prob is not None]
-    theirs = trained_sum(paths, references) if references else 0.0
+    if references:
+        theirs = trained_sum(paths, references)
+    else:
+        theirs = 0.0
     side = "chosen" if item.good else "rejected"
     return ComparedItem(
         question=paths[0].prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}

@@ -64,7 +64,9 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
 
     def item(self, row: Row, number: int) -> Trajectory | ChatExample:
         paths = self.reader.paths(number, row)
-        return paths[0] if len(paths) == 1 else ChatExample(row=number, paths=paths)
+        if len(paths) == 1:
+            return paths[0]
+        return ChatExample(row=number, paths=paths)
 
     def objective(self) -> SftObjective:
         return SftObjective()

@@ -113,11 +113,14 @@ class MicroscopeApp:
         """Build the response, including its JSON, in the reader's thread."""
         with reading("a file of the run", "proxima check RUN tells which one is damaged"):
             value = answer(request)
-            return value if isinstance(value, Response) else _json(value)
+            if isinstance(value, Response):
+                return value
+            return _json(value)
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for an unauthorised request: one from a page of another site, or without the key."""
-        if refusal := refused(request.headers, self.hosts, "start the server with --host NAME"):
+        refusal = refused(request.headers, self.hosts, "start the server with --host NAME")
+        if refusal:
             raise HTTPException(*refusal)
         sent = request.query_params.get("key") or request.headers.get("x-proxima-key") or request.cookies.get(COOKIE)
         if self.key and not hmac.compare_digest((sent or "").encode(), self.key.encode()):
@@ -134,7 +137,8 @@ class MicroscopeApp:
     # ---- the answers -------------------------------------------------------------------------------------------------
 
     def _run(self, request: Request, number: int | None = None) -> ViewedRun:
-        number = request.path_params["run"] if number is None else number
+        if number is None:
+            number = request.path_params["run"]
         if not 0 <= number < len(self.runs):
             raise UserError(f"there is no run {number}")
         return self.runs[number]
@@ -167,7 +171,10 @@ class MicroscopeApp:
     def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:
         """Return the completion that a request names, or the same one at the run and step of its query. The latest are
         cached, since each click on a token sends another request."""
-        number = _number(request, "run") if elsewhere else request.path_params["run"]
+        if elsewhere:
+            number = _number(request, "run")
+        else:
+            number = request.path_params["run"]
         run = self._run(request, number)
         file = run.step(_number(request, "step") if elsewhere else request.path_params["step"])
         key = completion_key(request.path_params["key"])
@@ -256,7 +263,9 @@ def read_notes(folder: Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise UserError(f"{file.name} can't be read ({error}); restore it, or move it away") from error
-    return {str(key): str(text) for key, text in notes.items()} if isinstance(notes, dict) else {}
+    if isinstance(notes, dict):
+        return {str(key): str(text) for key, text in notes.items()}
+    return {}
 
 
 def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
@@ -318,13 +327,17 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
 
 def _label(stem: str) -> str:
     step = int(stem.partition("-")[0])
-    return f"after step {step}" if step else "before the first step"
+    if step:
+        return f"after step {step}"
+    return "before the first step"
 
 
 def _change(sides: Sequence[QuestionResult], metric: str) -> float | None:
     """The mean of the last side minus that of the first; None with a single side, or without a score on one."""
     scores = [[float(value) for value in side.values(metric) if value is not None] for side in sides]
-    return fmean(scores[-1]) - fmean(scores[0]) if len(scores) > 1 and all(scores) else None
+    if len(scores) > 1 and all(scores):
+        return fmean(scores[-1]) - fmean(scores[0])
+    return None
 
 
 def _kind(last: QuestionResult, change: float | None, judged: bool, *, first: bool) -> str:

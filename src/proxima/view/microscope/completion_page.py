@@ -104,13 +104,19 @@ class CompletionPage:
         if self.run.algorithm.get("proximal") in ("recompute", "next") and row.get("proximal_log_prob") is not None:
             first = row["proximal_log_prob"]  # of a pass before the step's updates
         elif first is not None and (moved := self.updates_before) != 0:
-            moves = "others" if moved is None else f"{moved} update{'s' * (moved != 1)}"
+            if moved is None:
+                moves = "others"
+            else:
+                moves = f"{moved} update{'s' * (moved != 1)}"
             return None, f"its first forward pass came after {moves} of the step, which had moved the weights"
         if first is None or behavior is None:
             return None, f"not stored: {'the trainer ran no forward pass of it' if first is None else 'there is no μ'}"
         if self.run.recipe.get("rollouts"):
             return None, "this run is a replay: the weights of another run wrote the completion"
-        fresh = np.ones(len(first), bool) if version is None else row["policy_version"] == version
+        if version is None:
+            fresh = np.ones(len(first), bool)
+        else:
+            fresh = row["policy_version"] == version
         if len(fresh) and not fresh.any():
             return None, f"older weights wrote the completion: the step began with version {version}"
         return np.where(fresh, np.abs(first - behavior), np.nan).astype(np.float32), ""
@@ -119,11 +125,14 @@ class CompletionPage:
     def updates_before(self) -> int | None:
         """Updates of the step before the trainer's first forward pass of the completion; None if there are several and
         the file does not say."""
-        if (stored := self.row.get("updates_before")) is not None:
+        stored = self.row.get("updates_before")
+        if stored is not None:
             return int(stored)
         train = self.run.recipe.get("train")
         settings = train if isinstance(train, dict) else {}
-        return 0 if all((settings.get(f"{name}_per_step") or 1) == 1 for name in ("updates", "epochs")) else None
+        if all((settings.get(f"{name}_per_step") or 1) == 1 for name in ("updates", "epochs")):
+            return 0
+        return None
 
     def answer(self) -> dict[str, Any]:
         """Return everything except the explanations of its tokens."""
@@ -201,7 +210,9 @@ class CompletionPage:
             return "not sampled here: it is context, in no loss"
         reason = self.explained.reason(token)
         recorded = self.explained.reasons is None and self.row["outcome"] == "trained" and keep is not None
-        return f"{'kept' if keep else 'masked'}, as the trainer recorded; {reason}" if recorded else reason
+        if recorded:
+            return f"{'kept' if keep else 'masked'}, as the trainer recorded; {reason}"
+        return reason
 
     def _sampled(self, token: int) -> bool:
         return self.row.get("sampled") is None or bool(self.row["sampled"][token])
@@ -246,7 +257,12 @@ def first_difference(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any
     """Find the first token that differs between two answers; null if all are equal."""
     shared = min(len(first), len(second))
     differs = np.flatnonzero(first[:shared] != second[:shared])
-    at = int(differs[0]) if len(differs) else None if len(first) == len(second) else shared
+    if len(differs):
+        at = int(differs[0])
+    elif len(first) == len(second):
+        at = None
+    else:
+        at = shared
     return {"first_difference": at, "lengths": [len(first), len(second)]}
 
 
@@ -275,7 +291,10 @@ class ExplainedTokens:
     @classmethod
     def of(cls, run: ViewedRun, step: int, row: Mapping[str, Any]) -> "ExplainedTokens":
         """Explain a completion of a step."""
-        recomputed = recomputed_columns(run)(step, row) if run.recompute else {}
+        if run.recompute:
+            recomputed = recomputed_columns(run)(step, row)
+        else:
+            recomputed = {}
         alternatives = recomputed.pop("alternatives", None)
         specs = LossSpecs.of(run.recipe).at_step(run.metrics_of(step))
         stored = StoredTokens(row=row, specs=specs, step=step, recomputed=recomputed)
@@ -285,7 +304,8 @@ class ExplainedTokens:
     def columns(self) -> dict[str, NDArray[Any]]:
         """The columns that derive from the row, [T] each."""
         columns = dict(self.stored.recomputed)
-        if (proximal := self.stored.proximal_log_prob) is not None:
+        proximal = self.stored.proximal_log_prob
+        if proximal is not None:
             columns["proximal_log_prob"] = proximal.numpy()
         if self.reasons is not None:
             columns["loss_weight"] = self.reasons.weight.numpy()
@@ -303,7 +323,9 @@ class ExplainedTokens:
 
     def reason(self, token: int) -> str:
         """Explain one token in words, or say why its reason is unknown."""
-        return self.stored.problem() if self.reasons is None else str(self.reasons.reason(token))
+        if self.reasons is None:
+            return self.stored.problem()
+        return str(self.reasons.reason(token))
 
 
 ALTERNATIVES = 8  # the most probable tokens at each position
@@ -324,7 +346,10 @@ class RecomputedColumns:
         `alternatives`, ids and log-probs [T, ALTERNATIVES]; columns whose weights are missing are left out."""
         first = Path(self.run.model)
         columns = dict[str, Any]()
-        before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
+        if step == 1:
+            before = first
+        else:
+            before = self.run.files.checkpoint(step - 1) / "model"
         if not len(row["tokens"]):
             return columns
         for name, folder in (("proximal_log_prob", before), ("reference_log_prob", first)):

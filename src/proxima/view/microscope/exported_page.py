@@ -27,7 +27,10 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
         UserError: the step has no completions, or no such prompt, or its file is damaged.
     """
     file = run.step(step)
-    start = f"#/0/step/{step}" if uid is None else f"#/0/step/{step}/group/{uid}"
+    if uid is None:
+        start = f"#/0/step/{step}"
+    else:
+        start = f"#/0/step/{step}/group/{uid}"
     with reading(file.path):
         answers = dict(_answers(run, file, uid))
     return _single_file({"start": start, "data": answers})

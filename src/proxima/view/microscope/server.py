@@ -74,7 +74,10 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
 def address_of(listening: socket.socket, host: str, key: str) -> str:
     """Return the URL to open in a browser."""
     port, place = listening.getsockname()[1], listening.getsockname()[0]
-    name = socket.gethostname() if place in ("0.0.0.0", "::") else host
+    if place in ("0.0.0.0", "::"):
+        name = socket.gethostname()
+    else:
+        name = host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}"
 
 

@@ -53,7 +53,8 @@ class StepFile:
 
     def __post_init__(self) -> None:
         names = {name.partition(".")[0] for name in self._parquet.schema_arrow.names}
-        if missing := sorted(REQUIRED - names):
+        missing = sorted(REQUIRED - names)
+        if missing:
             stored = (
                 (self._parquet.schema_arrow.metadata or {})
                 .get(b"proxima", b"an unknown format")
@@ -107,7 +108,8 @@ class StepFile:
                 lengths = np.diff(edges)
                 for name, pick in (("version_min", np.minimum), ("version_max", np.maximum)):
                     version = np.full(len(lengths), -1)
-                    if (some := lengths > 0).any():
+                    some = lengths > 0
+                    if some.any():
                         version[some] = pick.reduceat(flat, edges[:-1][some])
                     table[name] += version.tolist()
             table["length"] += self._lengths(group)
@@ -155,7 +157,8 @@ class StepFile:
         fields = [name for name in (self.columns if names is None else (*names, "opening")) if name in self.columns]
         read = array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
         for row in read:
-            if (opening := row.pop("opening", None)) is not None and "prompt_tokens" in row:
+            opening = row.pop("opening", None)
+            if opening is not None and "prompt_tokens" in row:
                 row["prompt_tokens"] = opening
         return read
 

@@ -66,16 +66,22 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
 
 def guard_of(algorithm: Any) -> MismatchGuard:
     """Return the guard that the `algorithm` of a recipe sets; the default one if it is missing or damaged."""
-    fields = algorithm.get("mismatch") if isinstance(algorithm, Mapping) else None
+    fields = None
+    if isinstance(algorithm, Mapping):
+        fields = algorithm.get("mismatch")
     try:
-        return MismatchGuard(**fields) if isinstance(fields, Mapping) else MismatchGuard()
+        if isinstance(fields, Mapping):
+            return MismatchGuard(**fields)
+        return MismatchGuard()
     except (TypeError, FieldError):
         return MismatchGuard()
 
 
 def weight_bounds_of(algorithm: Any) -> Range:
     """Return lower and upper bound of the weights of the first correction that has some; infinite where it has none."""
-    corrections = algorithm.get("correction") if isinstance(algorithm, Mapping) else None
+    corrections = None
+    if isinstance(algorithm, Mapping):
+        corrections = algorithm.get("correction")
     for fields in corrections if isinstance(corrections, list) else [corrections]:
         if isinstance(fields, Mapping) and _is_number(fields.get("upper")):
             lower: Any = fields.get("lower")
@@ -114,7 +120,9 @@ def _line(name: str) -> tuple[int, str, str]:
     for place, (group, names, meaning) in enumerate(lines, len(vital)):
         if any(fnmatchcase(name, pattern) for pattern in names.split(", ")):
             text = re.sub(r"\[|\]\([^)]*\)|[`*]", "", meaning)
-            return (vital.index(name), VITAL, text) if name in vital else (place, group, text)
+            if name in vital:
+                return (vital.index(name), VITAL, text)
+            return (place, group, text)
     raise AssertionError("the last line of metrics.yaml matches every name")
 
 
@@ -148,7 +156,9 @@ def last_stages(file: Path) -> list[dict[str, Any]] | None:
 
 def _place(span: TimelineSpan) -> tuple[int, int]:
     """Sort key: the stages first, in the order of `NAMES`, then episodes, then prompts."""
-    return (0, list(NAMES).index(span.lane)) if span.lane in NAMES else (-span.lane.process + 9, span.lane.thread)
+    if span.lane in NAMES:
+        return (0, list(NAMES).index(span.lane))
+    return (-span.lane.process + 9, span.lane.thread)
 
 
 def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:

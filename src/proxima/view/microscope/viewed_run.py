@@ -167,7 +167,10 @@ class ViewedRun:
 
     def rollout_steps(self) -> list[int]:
         """Return the steps whose completions are stored."""
-        names = os.listdir(self.files.rollouts) if self.files.rollouts.is_dir() else []
+        if self.files.rollouts.is_dir():
+            names = os.listdir(self.files.rollouts)
+        else:
+            names = []
         stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
@@ -211,10 +214,15 @@ class ViewedRun:
     def state_text(self, summary: Mapping[str, Any], steps: int) -> str:
         """`finished, 50 steps`, `stopped after 41 of 50 steps`: how the run ended, or that it did not."""
         planned = _mapping(self.recipe.get("train")).get("steps") or steps  # a recipe of whole epochs has none
-        of = f"{steps} of {planned} steps" if steps != planned else f"{steps} step{'s' * (steps != 1)}"
+        if steps != planned:
+            of = f"{steps} of {planned} steps"
+        else:
+            of = f"{steps} step{'s' * (steps != 1)}"
         if summary.get("status") == "done":
             plateau = summary.get("plateau")
-            return f"ended early, {of}: {plateau}" if plateau else f"finished, {of}"
+            if plateau:
+                return f"ended early, {of}: {plateau}"
+            return f"finished, {of}"
         if summary:
             return f"{summary.get('status', 'ended')} after {of}"
         running = is_held(self.files.lock)  # a run that was killed holds no lock

@@ -14,7 +14,8 @@ SERVER = "proxima.view.microscope.server"  # not imported: a run needs no web se
 
 def require_server(what: str) -> None:
     """Raise UserError if a package that the server needs is not installed."""
-    if missing := missing_for_server():
+    missing = missing_for_server()
+    if missing:
         raise UserError(f"{what} needs {missing}", remedy=SERVER_REMEDY)
 
 

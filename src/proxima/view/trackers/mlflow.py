@@ -42,7 +42,10 @@ class Mlflow(Tracker):
             client.update_run(run.identity, status="RUNNING")
             return MlflowSession(client, client.get_run(run.identity).info)
         existing = client.get_experiment_by_name(self.project)
-        experiment = client.create_experiment(self.project) if existing is None else existing.experiment_id
+        if existing is None:
+            experiment = client.create_experiment(self.project)
+        else:
+            experiment = existing.experiment_id
         opened = client.create_run(experiment, run_name=self.name or run.name).info
         parameters = [Param(name, str(value)[:LONGEST_VALUE]) for name, value in flat(dict(run.config))]
         for start in range(0, len(parameters), PARAMETERS_AT_ONCE):
@@ -59,7 +62,10 @@ class MlflowSession:
         uri = str(client.tracking_uri)
         server = uri.startswith(("http://", "https://"))
         page = f"{uri.rstrip('/')}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
-        self.link = page if server else f"mlflow ui --backend-store-uri {uri}"
+        if server:
+            self.link = page
+        else:
+            self.link = f"mlflow ui --backend-store-uri {uri}"
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric

@@ -22,7 +22,10 @@ class TensorBoard(Tracker):
     package = "tensorboard"
 
     def open(self, run: TrackedRun) -> "TensorBoardSession":
-        place = run.folder / "tensorboard" if self.folder is None else Path(self.folder).expanduser() / run.name
+        if self.folder is None:
+            place = run.folder / "tensorboard"
+        else:
+            place = Path(self.folder).expanduser() / run.name
         session = TensorBoardSession(place)
         if run.identity is None:
             session.write_text("config", run.config)

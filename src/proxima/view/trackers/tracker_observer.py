@@ -74,7 +74,10 @@ class TrackerObserver(Observer):
         arrived = threading.Event()
         self._later(arrived.set)
         self._wait(arrived)
-        lost = f" ({self.failed} records failed)" if self.failed else ""
+        if self.failed:
+            lost = f" ({self.failed} records failed)"
+        else:
+            lost = ""
         return {self.name: f"{self.link or self._error or 'no answer'}{lost}"}
 
     def finished(self, summary: Record) -> None:
@@ -101,7 +104,10 @@ class TrackerObserver(Observer):
         if self._warned or not (self._error or self._hangs):
             return
         self._warned = True
-        what = f"failed: {self._error}" if self._error else f"has not answered for {self.patience:.0f} s"
+        if self._error:
+            what = f"failed: {self._error}"
+        else:
+            what = f"has not answered for {self.patience:.0f} s"
         self.warn(f"monitor {self.name} {what}; the run continues, and its own metrics are in the run folder")
 
     # ---- in the tracker's thread -------------------------------------------------------------------------------------

@@ -42,7 +42,9 @@ class Trackio(Tracker):
             auto_log_cpu=False,
             auto_log_gpu=False,
         )
-        space = f"https://huggingface.co/spaces/{self.space_id}" if self.space_id else None
+        space = None
+        if self.space_id:
+            space = f"https://huggingface.co/spaces/{self.space_id}"
         return TrackioSession(opened, space or f"trackio show --project {self.project}")
 
 

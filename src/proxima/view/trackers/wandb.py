@@ -34,7 +34,8 @@ class Wandb(Tracker):
     package = "wandb"
 
     def problem(self) -> str | None:
-        if (missing := super().problem()) is not None:
+        missing = super().problem()
+        if missing is not None:
             return missing
         if self._mode == "online" and not _has_key():  # wandb would ask for one in the middle of the run
             return "has no API key: run `wandb login`, set WANDB_API_KEY, or set mode: offline"
@@ -84,7 +85,10 @@ class WandbSession:
     def __init__(self, run: Any, *, offline: bool) -> None:
         self.run = run
         self.identity = str(run.id)
-        self.link = f"wandb sync {Path(run.dir).parent}" if offline else str(run.url)
+        if offline:
+            self.link = f"wandb sync {Path(run.dir).parent}"
+        else:
+            self.link = str(run.url)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(dict(metrics), step=step)

@@ -29,7 +29,10 @@ def convert_file(
     if peer is None:
         likely = likely_peers(file)
         if len(likely) != 1:
-            options = f"of {' and of '.join(likely)}" if likely else f"of none of {', '.join(PEERS)}"
+            if likely:
+                options = f"of {' and of '.join(likely)}"
+            else:
+                options = f"of none of {', '.join(PEERS)}"
             raise one_problem(file, f"has the options {options}; name the framework with --from")
         peer = likely[0]
         print(f"read as a configuration of {peer}; --from names another framework", file=sys.stderr)

@@ -22,7 +22,10 @@ def failed(made: list[StageVerdict]) -> bool:
 def text(dump: Dump, file: str, made: list[StageVerdict]) -> str:
     """The report for a reader."""
     rows = len(dump.loss_mask)
-    peer = f" of {dump.settings.peer}" if dump.settings.peer else ""
+    if dump.settings.peer:
+        peer = f" of {dump.settings.peer}"
+    else:
+        peer = ""
     tokens = int(dump.loss_mask.sum())
     lines = [f"{file}: one update step{peer}, {rows} answers, {tokens} tokens in the loss", ""]
     table = [
@@ -71,9 +74,10 @@ def _headline(stage: StageVerdict) -> str:
     if stage.verdict == "unexplained":
         return f"{NONE_FITS}; {stage.found.tried:,} tried{more}"
     count = len(stage.found.nearest)
-    said = (
-        "this convention gives it" if count == 1 else f"{count} conventions give it, which this batch can't tell apart"
-    )
+    if count == 1:
+        said = "this convention gives it"
+    else:
+        said = f"{count} conventions give it, which this batch can't tell apart"
     return f"{said}; {stage.found.tried:,} tried{more}"
 
 

@@ -133,4 +133,6 @@ def _reasons(verdicts: list["RecordVerdict"]) -> str:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return str(value)

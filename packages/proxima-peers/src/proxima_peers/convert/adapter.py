@@ -42,9 +42,15 @@ def lora(d: Draft, o: Options, names: LoraNames) -> None:
     for field, name in (("rslora", names.rslora), ("dora", names.dora)):
         if name:
             d.flag(f"{PATH}.{field}", o, name)
-    dropout = o.number(names.dropout, default=names.default_dropout) if names.dropout else 0
+    if names.dropout:
+        dropout = o.number(names.dropout, default=names.default_dropout)
+    else:
+        dropout = 0
     if dropout:
-        default = "" if o.given(names.dropout) else f", {o.peer}'s default"
+        if o.given(names.dropout):
+            default = ""
+        else:
+            default = f", {o.peer}'s default"
         d.lacks(names.dropout, f"{dropout:g}{default}: an adapter here has no dropout")
     elif names.dropout:
         d.drops_given(o, "0: no dropout, as here", names.dropout)
@@ -59,7 +65,10 @@ def _targets(d: Draft, o: Options, names: LoraNames) -> None:
     if isinstance(written, list) and len(written) == 1 and written[0] == "all-linear":
         written = "all-linear"
     if not written:
-        usual = "what peft takes for Llama, Qwen, Mistral and Gemma" if names.default_targets == PEFT_TARGETS else ""
+        if names.default_targets == PEFT_TARGETS:
+            usual = "what peft takes for Llama, Qwen, Mistral and Gemma"
+        else:
+            usual = ""
         default = names.default_targets
         d.put(path, default if isinstance(default, str) else list(default), o.origin(names.targets), usual)
     elif written == "all-linear" or isinstance(written, list):

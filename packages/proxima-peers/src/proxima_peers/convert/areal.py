@@ -55,14 +55,18 @@ def areal_model(d: Draft, o: Options, prefix: str) -> None:
     if o.flag(f"{prefix}use_lora"):
         rank, alpha, targets = (prefix + name for name in ("lora_rank", "lora_alpha", "target_modules"))
         lora(d, o, LoraNames(rank=rank, alpha=alpha, targets=targets, default_rank=32, default_alpha=16))
-        if (kind := str(o.get(f"{prefix}peft_type", default="lora"))) != "lora":
+        kind = str(o.get(f"{prefix}peft_type", default="lora"))
+        if kind != "lora":
             d.lacks(f"{prefix}peft_type", f"{kind}: only LoRA")
 
 
 def _context(d: Draft, o: Options, longest: int) -> None:
     """`model.max_length`, from the longest prompts that AReaL keeps and the context of its servers."""
     prompts, total = o.whole("train_dataset.max_length"), o.whole("gconfig.max_tokens")
-    limits = [(prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens")] if prompts else []
+    if prompts:
+        limits = [(prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens")]
+    else:
+        limits = []
     limits += [(total, o.origin("gconfig.max_tokens"))] if total else []
     for name in ("sglang.context_length", "vllm.max_model_len"):
         context = o.whole(name)
@@ -138,13 +142,19 @@ def _advantage(d: Draft, o: Options) -> str:
         _by_batch(d, o, whitened)
         if std == "group":
             d.lacks(prefix + "std_level", f"group, with mean_level {mean or 'null'}: no group's mean is subtracted")
-    return "batch" if whitened else "none" if std is None else std
+    if whitened:
+        return "batch"
+    if std is None:
+        return "none"
+    return std
 
 
 def _level(o: Options, prefix: str, name: str) -> str | None:
     """`mean_level` or `std_level`; batch if the section exists but does not set it."""
     if o.get(prefix + name) is None:
-        return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
+        if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat):
+            return "batch"
+        return None
     return o.choice(("group", "batch"), prefix + name, default="batch")
 
 
@@ -164,7 +174,10 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
     elif whitened:
         what = "a standard deviation of the batch" if std == "batch" else ""
         what = "the factor n / (n - 1) of leaving one out" if leave else what
-        where = f"tokens, where {what} cancels" if what else "the tokens of the batch"
+        if what:
+            where = f"tokens, where {what} cancels"
+        else:
+            where = "the tokens of the batch"
         note += f"Rewards minus the mean of their group. Then whitened over {where}. {biased}"
         d.spec(path, "reinforce_pp_baseline", origin, note)
     elif leave:
@@ -214,7 +227,9 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     """`reward_scaling`, and the overlong penalty."""
     d.default(o, "actor.reward_clip", 20.0, "AReaL clips the scaled rewards at it; here no reward is clipped")
     scale = o.number("actor.reward_scaling", default=1.0)
-    weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
+    weight = None
+    if normalised == "none" and scale != 1:
+        weight = (scale, "from actor.reward_scaling")
     common.reward(d, weight)
     kind = d.entries["algorithm.advantage.kind"].value
     if kind == "reinforce_pp" and normalised == "none" and (bias := o.number(BIAS, default=0)):
@@ -299,7 +314,10 @@ def _training(d: Draft, o: Options) -> None:
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
     proportion = prefix + "warmup_steps_proportion"
     made = d.entries["train.updates_per_step"].value
-    counts = f", which counts steps: {made} updates in each" if made > 1 else ""
+    if made > 1:
+        counts = f", which counts steps: {made} updates in each"
+    else:
+        counts = ""
     fixed = o.whole(prefix + "warmup_steps", default=0)
     updates = (fixed * made, o.origin(prefix + "warmup_steps") + (counts if fixed else ""))
     common.warmup(d, updates, (o.number(proportion, default=0.001, least=0, most=1), o.origin(proportion)), made)
@@ -320,7 +338,8 @@ def areal_clipping_and_saving(d: Draft, o: Options, prefix: str) -> None:
     """The end of the schedule, clipping, checkpoints and seed."""
     common.lowest_rate(d, o, (), (prefix + "min_lr_ratio",))
     d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
-    if every := o.whole("saver.freq_steps"):
+    every = o.whole("saver.freq_steps")
+    if every:
         d.put("checkpoint.every", every, o.origin("saver.freq_steps"))
     d.copy("seed", o, "seed", default=1)
 
@@ -341,7 +360,8 @@ def _asynchrony(d: Draft, o: Options) -> None:
     prompts = o.whole(size, batch, default=1)
     meaning = "AReaL counts its bound of the lag in these, where its examples write the batch size; here as they do"
     d.default(o, batch, 1, meaning)
-    if (consumed := o.whole(batch, default=prompts)) != prompts:
+    consumed = o.whole(batch, default=prompts)
+    if consumed != prompts:
         d.lacks(batch, f"{consumed}, not the {prompts} prompts of a step: AReaL's bound of the lag counts in these")
     d.put("runtime.max_lag", lag, o.origin(*names))
     at_once = o.whole(concurrent, least=1) or consumed

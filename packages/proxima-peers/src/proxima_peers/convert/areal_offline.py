@@ -22,7 +22,9 @@ def training_of(o: Options) -> str | None:
     command = TYPES.get(str(o.flat.get("train_dataset.type")))
     if command is None and o.flat.get("beta") is not None and o.flat.get("actor.path") is not None:
         return "dpo"
-    return "sft" if command is None and o.flat.get("model.path") is not None else command
+    if command is None and o.flat.get("model.path") is not None:
+        return "sft"
+    return command
 
 
 def prefix_of(o: Options) -> str:

@@ -51,7 +51,10 @@ def policies(d: Draft, o: Options) -> None:
             _cap(d, o)
     else:
         recomputed = o.flag("actor.recompute_logprob")
-        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
+        if recomputed:
+            why = "the recomputed log-probs replace the engine's"
+        else:
+            why = "the engine's log-probs are the centre"
         d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
         o.asked.update(reject)
         for name in (*caps, *reject):
@@ -97,7 +100,10 @@ def _towards_next(d: Draft, o: Options) -> None:
     name = next((name for name in SEGMENT_WISE if o.given(name)), OF_THE_FORK)
     centre = d.entries["algorithm.proximal"]
     kinds = {at: entry.value for at, entry in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
-    by_default = "" if o.given(*SEGMENT_WISE) else f"of the fork whose default of {SEGMENT_WISE[0]} is true: "
+    if o.given(*SEGMENT_WISE):
+        by_default = ""
+    else:
+        by_default = f"of the fork whose default of {SEGMENT_WISE[0]} is true: "
     if centre.value != "recompute" or not o.flag("actor.use_decoupled_loss"):
         d.lacks(name, f"{by_default}read here with use_decoupled_loss and log-probs that the trainer recomputes")
     elif not kinds:
@@ -132,7 +138,10 @@ def _cap(d: Draft, o: Options) -> None:
     if mode == "disabled":
         return
     unbounded = written is not None and o.flat[written] is None
-    upper = (math.inf, f"{written} is null") if unbounded else (o.number(*CAPS, default=5.0), o.origin(*CAPS))
+    if unbounded:
+        upper = (math.inf, f"{written} is null")
+    else:
+        upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
     floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
     note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
     note = "" if written else f"{note} later"
@@ -141,7 +150,10 @@ def _cap(d: Draft, o: Options) -> None:
         return
     origin = o.origin("actor.behave_imp_weight_mode")
     geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
-    level = geometric if mode.startswith("sequence") else ("token", origin)
+    if mode.startswith("sequence"):
+        level = geometric
+    else:
+        level = ("token", origin)
     bound = ("clip" if mode.endswith("mask") else "clamp", origin)
     d.append(LIST, "importance", upper[1], note, level=level, bound=bound, upper=upper, lower=floor)
 
@@ -160,9 +172,15 @@ def _rejection(d: Draft, o: Options) -> None:
         _weigh(d, "token")
         return
     least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
-    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
+    if level == "sequence" and metric == "ratio":
+        weights = "geometric"
+    else:
+        weights = "token"
     if action == "clamp":
-        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
+        if level == "sequence":
+            note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)"
+        else:
+            note = ""
         fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
         d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
         return

@@ -35,7 +35,9 @@ def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "t
 def sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any]) -> None:
     """temperature, top_k, top_p, min_p, max_tokens."""
     for field in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
-        value = o.number(*names[field], default=defaults.get(field)) if field in names else None
+        value = None
+        if field in names:
+            value = o.number(*names[field], default=defaults.get(field))
         if value is None:
             continue
         kept = top_k_of(value) if field == "top_k" else value
@@ -114,7 +116,10 @@ def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: i
         d.put("train.warmup_ratio", ratio[0], ratio[1], "a share, for the number of steps is to fill in")
     else:
         exact = ratio[0] * steps.value * made
-        whole = math.ceil(exact - 1e-9) if rounded == "up" else math.floor(exact + 1e-9)
+        if rounded == "up":
+            whole = math.ceil(exact - 1e-9)
+        else:
+            whole = math.floor(exact + 1e-9)
         if whole:
             d.put("train.warmup_steps", whole, f"{ratio[1]}, times the {steps.value * made} updates of the run")
 
@@ -174,10 +179,17 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
     """
     data = o.get(name)
     origin = o.origin(name)
-    paths = [str(file) for file in data] if isinstance(data, list) else [str(data)] if data is not None else []
+    if isinstance(data, list):
+        paths = [str(file) for file in data]
+    elif data is not None:
+        paths = [str(data)]
+    else:
+        paths = []
     kind = next((kind for kind, ends in FILES.items() if all(file.endswith(ends) for file in paths)), None)
     fields = {field: (value, f"as {o.peer} reads its rows") for field, value in columns.items()}
-    where: Fields = {"split": (split, f"which part {o.peer} takes")} if split != "train" else {}
+    where: Fields = {}
+    if split != "train":
+        where = {"split": (split, f"which part {o.peer} takes")}
     if not paths:
         d.ask(path, "gsm8k", f"where the questions come from; see `proxima list task`{_doubts(o, name)}", kind=True)
         d.entries.update({f"{path}.{field}": Entry(*value) for field, value in where.items()})
@@ -282,7 +294,8 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
 
 def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) -> None:
     """`train.steps` of a training on a fixed data set, or `train.epochs`, which defaults to `epochs`."""
-    if (most := o.whole(steps, default=0)) > 0:
+    most = o.whole(steps, default=0)
+    if most > 0:
         d.put("train.steps", most, o.origin(steps))
         d.drops_given(o, f"{steps.rpartition('.')[2]} ends the run", passes)
     else:
@@ -291,7 +304,8 @@ def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) ->
 
 def warmup_of_rows(d: Draft, o: Options, steps: str, *ratios: str, share: float) -> None:
     """The warm-up of a training on a fixed data set, in updates or as a share of the run, which defaults to `share`."""
-    if (fixed := o.whole(steps, default=0)) > 0:
+    fixed = o.whole(steps, default=0)
+    if fixed > 0:
         d.put("train.warmup_steps", fixed, o.origin(steps))
         d.drops_given(o, f"{steps.rpartition('.')[2]} says more", *ratios)
     else:
@@ -330,12 +344,18 @@ def eval_sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, flo
         defaults: the peer's defaults; fields without one are as in training.
         greedy: take the most probable token, whatever the temperature.
     """
-    samples = o.whole(*names["samples"], default=1) if not greedy else 1
+    if not greedy:
+        samples = o.whole(*names["samples"], default=1)
+    else:
+        samples = 1
     d.put("eval.samples", samples, "greedy" if greedy else o.origin(*names["samples"]))
     for field in ("temperature", "top_k", "top_p", "max_tokens"):
         training = d.entries.get(f"sampling.{field}")
         value = o.number(*names[field]) if field in names else None
-        origin = o.origin(*names[field]) if field in names else f"{o.peer}'s default"
+        if field in names:
+            origin = o.origin(*names[field])
+        else:
+            origin = f"{o.peer}'s default"
         value = defaults.get(field) if value is None else value
         if value is None and training is not None:
             value = training.value

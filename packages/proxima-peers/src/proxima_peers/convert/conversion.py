@@ -44,7 +44,10 @@ def convert(path: str | Path, peer: str) -> Draft:
     command = offline_training(o, peer)
     why = why_not(o, peer) if command is None else None
     if why is not None:
-        others = [] if why.endswith(NOT_CONVERTED) else likely_peers(path)
+        if why.endswith(NOT_CONVERTED):
+            others = []
+        else:
+            others = likely_peers(path)
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if why.endswith(NOT_CONVERTED):
             wanted = CONVERTED
@@ -91,7 +94,9 @@ def why_not(o: Options, peer: str) -> str | None:
     """The reason why the file is not a training with rewards of this peer; None if it is one."""
     offline = PEERS[peer].offline
     why = not_a_training(o, peer)
-    other = getattr(module_of(offline), "other_training", None) if offline else None
+    other = None
+    if offline:
+        other = getattr(module_of(offline), "other_training", None)
     return why if other is None else other(o, why)
 
 

@@ -116,7 +116,10 @@ class Draft:
         self, path: str, o: Options, *names: str, default: Any = None, whole: bool = False, note: str = ""
     ) -> None:
         """Set a leaf to an option's number, or to `default`; no effect without either."""
-        value = o.whole(*names, default=default) if whole else o.number(*names, default=default)
+        if whole:
+            value = o.whole(*names, default=default)
+        else:
+            value = o.number(*names, default=default)
         if value is not None:
             self.put(path, value, o.origin(*names), note)
 
@@ -145,7 +148,10 @@ class Draft:
         at = "model.path" if at is None else at
         waiting = self.waiting.setdefault(at, [])
         waiting.append(option)
-        reason = f"{option}: {why}" if len(waiting) == 1 else f"{', '.join(waiting)}: the reasons are at the top"
+        if len(waiting) == 1:
+            reason = f"{option}: {why}"
+        else:
+            reason = f"{', '.join(waiting)}: the reasons are at the top"
         entry = self.entries[at]
         stands_in = entry.stands_in or (path == "reward" and entry.value == "gsm8k")  # chosen by the data alone
         self.entries[at] = replace(entry, origin=on_one_line(f"{FILL_IN}: {reason}"), stands_in=stands_in)
@@ -165,7 +171,10 @@ class Draft:
         named = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
         for name in o.flat:
             if name in o.asked and name not in named:
-                value = "null" if o.flat[name] is None else str(o.flat[name])
+                if o.flat[name] is None:
+                    value = "null"
+                else:
+                    value = str(o.flat[name])
                 self.read.append(Leftover(name, on_one_line(value)[:60]))
 
     def assume(self, peer: str, version: str) -> None:
@@ -250,7 +259,10 @@ def _grouped(leftovers: list[Leftover]) -> Iterator[str]:
     for leftover in leftovers:
         by_reason.setdefault(leftover.why, []).append(leftover.name)
     for why, names in by_reason.items():
-        text = f"{', '.join(names)}: {why}" if len(names) < 4 else f"{why}: {', '.join(names)}"
+        if len(names) < 4:
+            text = f"{', '.join(names)}: {why}"
+        else:
+            text = f"{why}: {', '.join(names)}"
         yield from textwrap.wrap(
             text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
         )

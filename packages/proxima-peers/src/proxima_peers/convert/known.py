@@ -67,7 +67,10 @@ def option_rules(peer: str) -> Rules:
             continue
         for why, prefixes in reasons.items():
             for name, neutral in _names(prefixes):
-                values = tuple(neutral) if isinstance(neutral, list) else (neutral,)
+                if isinstance(neutral, list):
+                    values = tuple(neutral)
+                else:
+                    values = (neutral,)
                 rules.setdefault(name, Rule(effect, why, values))
     for field, prefixes in _table(peer).get("waits", {}).items():
         for name, _ in _names(prefixes):
@@ -104,7 +107,8 @@ def not_a_training(o: Options, peer: str) -> str | None:
 
 def _either(text: str) -> Iterator[str]:
     """`a.{b,c}` → `a.b`, `a.c`."""
-    if not (brace := re.search(r"\{([^{}]*)\}", text)):
+    brace = re.search(r"\{([^{}]*)\}", text)
+    if not brace:
         yield text
         return
     for choice in brace[1].split(","):
@@ -197,4 +201,6 @@ def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:
     elsewhere = sorted(other for other in names if other.rpartition(".")[2] == last)
     similar = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
     matches = [beside[last_part] for last_part in near] or elsewhere or similar
-    return f"did you mean {matches[0]!r}?" if matches else f"{o.peer} has no such option that we know"
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    return f"{o.peer} has no such option that we know"

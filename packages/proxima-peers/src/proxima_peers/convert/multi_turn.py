@@ -47,9 +47,10 @@ def trl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
         return
     most = o.whole(ROUNDS, least=0)
     origin = o.origin(ROUNDS)
-    turns = (
-        (longest[0], origin, ENDLESS) if most is None else (most + 1, f"{origin}, plus the message after them", LAST)
-    )
+    if most is None:
+        turns = (longest[0], origin, ENDLESS)
+    else:
+        turns = (most + 1, f"{origin}, plus the message after them", LAST)
     d.put("episode.turns", *turns)
     d.put("episode.tokens", *longest, WHOLE)
     d.put("episode.forks", "train", "our default", f"{SWAPPED} {RAISED}")
@@ -59,12 +60,19 @@ def trl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
     """Functions or a class by their modules; those defined in the script have to be filled in."""
     written = o.get(option)
-    texts = [str(text) for text in written] if isinstance(written, list) and written else [str(written)]
+    if isinstance(written, list) and written:
+        texts = [str(text) for text in written]
+    else:
+        texts = [str(written)]
     named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
     d.put(path, named if path == TOOLS else named[0], o.origin(option))
-    if rest := [text for text in texts if text not in named]:
+    rest = [text for text in texts if text not in named]
+    if rest:
         why = "put it into a separate file, for an import of the script would run it, and name it"
-        several = "; several are a task of the kind mix" if path == WORLD and "{" in rest[0] else ""
+        if path == WORLD and "{" in rest[0]:
+            several = "; several are a task of the kind mix"
+        else:
+            several = ""
         d.wait(path, option, f"{', '.join(rest)}: {why}{several}")
 
 
@@ -160,7 +168,8 @@ def _verls_turns(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 
 def workflow_turns(d: Draft, o: Options, *names: str) -> None:
     """`max_turns` of a workflow, which is user code: the maximum of the model's messages, as here; 1 is no episode."""
-    if (most := o.whole(*names, default=1, least=1)) > 1:
+    most = o.whole(*names, default=1, least=1)
+    if most > 1:
         d.put("episode.turns", most, o.origin(*names))
         d.wait(WORLD, o.origin(*names).removeprefix("from "), f"{most}: {WORKFLOW}")
         held_out(d)

@@ -73,7 +73,10 @@ class Options:
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
             return self.refuse("must be a number", *names, default=default)
         if (least is not None and value < least) or (most is not None and value > most):
-            bounds = f">= {least:g}" if most is None else f"in [{least:g}, {most:g}]"
+            if most is None:
+                bounds = f">= {least:g}"
+            else:
+                bounds = f"in [{least:g}, {most:g}]"
             return self.refuse(f"must be {bounds}", *names, default=default)
         return value
 
@@ -117,7 +120,10 @@ class Options:
         for name in names:
             if name in self.doubts:
                 stand_in = next((o for o in names if self.flat.get(o) is not None and o not in self.doubts), None)
-                standing = f"from {stand_in}" if stand_in else "the peer's default stands here"
+                if stand_in:
+                    standing = f"from {stand_in}"
+                else:
+                    standing = "the peer's default stands here"
                 return on_one_line(f"{FILL_IN}: {name}: {self.doubts[name]}; {standing}")
             if self.flat.get(name) is not None:
                 return f"from {name}"

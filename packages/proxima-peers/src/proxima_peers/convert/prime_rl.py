@@ -169,18 +169,30 @@ def _echo(d: Draft, settings: Mapping[str, Any], name: str, o: Options) -> None:
     o.asked.update(option for option in o.flat if option.startswith((f"{ALGORITHM}roles.", f"{ALGORITHM}filter.")))
     roles = settings.get("roles")
     path = "algorithm.echo.roles"
-    found = {role: value for role, value in roles.items() if value is not None} if isinstance(roles, Mapping) else {}
+    if isinstance(roles, Mapping):
+        found = {role: value for role, value in roles.items() if value is not None}
+    else:
+        found = {}
     if not found:
         d.put(f"{path}.tool", 0.1, f"prime-rl's default of {ALGORITHM}roles")
     for role, given in found.items():
-        alpha = given.get("alpha", 0.1) if isinstance(given, Mapping) else given
-        option = f"{ALGORITHM}roles.{role}.alpha" if f"{ALGORITHM}roles.{role}.alpha" in o.flat else name
+        if isinstance(given, Mapping):
+            alpha = given.get("alpha", 0.1)
+        else:
+            alpha = given
+        if f"{ALGORITHM}roles.{role}.alpha" in o.flat:
+            option = f"{ALGORITHM}roles.{role}.alpha"
+        else:
+            option = name
         if role in ("tool", "user", "system"):
             d.put(f"{path}.{role}", alpha, f"from {option}")
         else:
             d.lacks(option, f"{role} {shown(alpha)}: what an environment writes as that role is not trained on here")
     if "filter" in settings:
-        option = f"{ALGORITHM}filter.import_path" if f"{ALGORITHM}filter.import_path" in o.flat else name
+        if f"{ALGORITHM}filter.import_path" in o.flat:
+            option = f"{ALGORITHM}filter.import_path"
+        else:
+            option = name
         d.lacks(option, f"{shown(settings['filter'])}: code that leaves tokens out of echo")
 
 
@@ -189,7 +201,10 @@ def _filters_of_july(d: Draft, o: Options) -> None:
     found: dict[str, str] = {}
     for name in FILTERS:
         written = o.get(name, default=[])
-        filters = [entry for entry in written if isinstance(entry, Mapping)] if isinstance(written, list) else []
+        if isinstance(written, list):
+            filters = [entry for entry in written if isinstance(entry, Mapping)]
+        else:
+            filters = []
         on = [str(entry.get("type")) for entry in filters if entry.get("enforce", True)]
         if not o.given(name) and name == FILTERS[1]:
             on = ["gibberish", "repetition", "zero_advantage"]
@@ -238,7 +253,8 @@ def _training(d: Draft, o: Options) -> None:
     d.copy("train.steps", o, *steps, whole=True)
     if "train.steps" not in d.entries:
         d.ask("train.steps", 100, "max_steps: without it, prime-rl trains until it is stopped")
-    if (kind := o.choice(("adamw", "sgd", "muon", "sign_sgd"), f"{OPTIMIZER}type", default="adamw")) != "adamw":
+    kind = o.choice(("adamw", "sgd", "muon", "sign_sgd"), f"{OPTIMIZER}type", default="adamw")
+    if kind != "adamw":
         d.lacks(f"{OPTIMIZER}type", f"{kind}: AdamW stands here; see `proxima list optimizer`")
     ours = {"lr": ("lr", 1e-6), "weight_decay": ("weight_decay", 0.01), "beta1": ("betas1", 0.9)}
     ours |= {"beta2": ("betas2", 0.999)}

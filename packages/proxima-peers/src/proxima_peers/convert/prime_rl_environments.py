@@ -48,7 +48,9 @@ def _environments(o: Options) -> str:
     named = [name_of(source) for source in listed(o)]
     o.asked.update(option for option in o.flat if option.startswith(tuple(f"{source}." for source in SOURCES)))
     several = "the environments" if len(named) > 1 else "the environment"
-    return f"{name}: {several} {', '.join(named)} of `verifiers`" if named else f"{name}: an environment of `verifiers`"
+    if named:
+        return f"{name}: {several} {', '.join(named)} of `verifiers`"
+    return f"{name}: an environment of `verifiers`"
 
 
 def _turns(d: Draft, o: Options, environment: Mapping[str, Any], origin: str) -> None:
@@ -90,7 +92,9 @@ def shared_algorithm(o: Options) -> Mapping[str, Any] | None:
 def algorithm_type(source: Source) -> str:
     """The kind of algorithm that an environment sets."""
     algorithm = source["algo"]
-    return str(algorithm.get("type", "grpo")) if isinstance(algorithm, Mapping) else str(algorithm)
+    if isinstance(algorithm, Mapping):
+        return str(algorithm.get("type", "grpo"))
+    return str(algorithm)
 
 
 def own_sampling(d: Draft, o: Options) -> None:

@@ -72,7 +72,10 @@ def _when(d: Draft, o: Options, sources: list[Source], option: str) -> None:
 def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
     """The rows, the number of answers and the sampling of one environment."""
     environment = verifiers_environment(source) or {}
-    split = ("train", "a taskset has one list of tasks") if has_taskset(source) else ("eval", "its evaluation data")
+    if has_taskset(source):
+        split = ("train", "a taskset has one list of tasks")
+    else:
+        split = ("eval", "its evaluation data")
     put_task(d, f"{path}.task", environment, origin, split)
     count = source.get("num_examples")
     where = f"{origin}: its num_examples"
@@ -128,8 +131,14 @@ def _longest_episode(d: Draft, sources: list[Source], option: str) -> None:
     now = d.entries.get("episode.turns")
     for source in sources:
         limit, name = most_messages(verifiers_environment(source) or {})
-        wanted = d.entries["model.max_length"].value if limit is None else limit
+        if limit is None:
+            wanted = d.entries["model.max_length"].value
+        else:
+            wanted = limit
         if now is None or wanted > now.value:
-            origin = "the context" if limit is None else f"from {option}: {name}"
+            if limit is None:
+                origin = "the context"
+            else:
+                origin = f"from {option}: {name}"
             d.put("episode.turns", wanted, f"{origin}, for {name_of(source)}", now.note if now is not None else "")
             now = d.entries["episode.turns"]

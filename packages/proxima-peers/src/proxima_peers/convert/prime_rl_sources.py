@@ -34,7 +34,9 @@ Source = Mapping[str, Any]
 def listed(o: Options, sources: tuple[str, ...] = SOURCES) -> list[Source]:
     """The environments of the file."""
     written = o.get(*sources, default=[])
-    return [source for source in written if isinstance(source, Mapping)] if isinstance(written, list) else []
+    if isinstance(written, list):
+        return [source for source in written if isinstance(source, Mapping)]
+    return []
 
 
 def option_of_sources(o: Options, sources: tuple[str, ...] = SOURCES) -> str:
@@ -45,8 +47,12 @@ def option_of_sources(o: Options, sources: tuple[str, ...] = SOURCES) -> str:
 def name_of(source: Source) -> str:
     """The name of an environment: its own, or that of its tasks."""
     inside = source.get("env", source)
-    tasks = inside.get("taskset") if isinstance(inside, Mapping) else None
-    inner = inside.get("id") if isinstance(inside, Mapping) else None
+    tasks = None
+    if isinstance(inside, Mapping):
+        tasks = inside.get("taskset")
+    inner = None
+    if isinstance(inside, Mapping):
+        inner = inside.get("id")
     name = source.get("name") or source.get("id") or inner or (tasks.get("id") if isinstance(tasks, Mapping) else None)
     return str(name or "without a name")
 
@@ -63,7 +69,9 @@ def labels(sources: list[Source]) -> list[str]:
 def label(source: Source, index: int) -> str:
     """A name that begins those of the metrics of a source."""
     name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name_of(source))
-    return name if name and name not in RECORD_WORDS else f"set_{index}"
+    if name and name not in RECORD_WORDS:
+        return name
+    return f"set_{index}"
 
 
 def verifiers_environment(source: Source) -> dict[str, Any] | None:
@@ -108,11 +116,15 @@ def most_messages(environment: Mapping[str, Any]) -> tuple[int | None, str]:
         return _whole(args.get("max_turns")), "max_turns of its args"
     agents = [seat for name, seat in args.items() if name != "taskset" and isinstance(seat, Mapping)]
     limits = [limit for seat in agents if (limit := _whole(seat.get("max_turns"))) is not None]
-    return (max(limits), "max_turns of its agent") if limits else (None, "")
+    if limits:
+        return (max(limits), "max_turns of its agent")
+    return (None, "")
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else None
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    return None
 
 
 def keys_beside(source: Source) -> list[str]:
@@ -121,4 +133,6 @@ def keys_beside(source: Source) -> list[str]:
     if not isinstance(inside, Mapping) or not inside.get("id") or isinstance(inside.get("taskset"), Mapping):
         return []
     beside = [key for key in source if key not in (*OF_THE_RUN, *READ)]
-    return beside if inside is source else [*beside, *(key for key in inside if key not in (*OF_THE_RUN, *READ))]
+    if inside is source:
+        return beside
+    return [*beside, *(key for key in inside if key not in (*OF_THE_RUN, *READ))]

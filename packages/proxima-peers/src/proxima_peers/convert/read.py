@@ -32,7 +32,10 @@ def read(path: Path) -> Flat:
         ConfigError: the file can't be read, or sets no options.
     """
     options = _composed(path)
-    environment = variables_of_command(_text(path)) if path.suffix in SCRIPTS else {}
+    if path.suffix in SCRIPTS:
+        environment = variables_of_command(_text(path))
+    else:
+        environment = {}
     return interpolated(options, environment)
 
 
@@ -55,7 +58,10 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
             raw = _json(text, path)
         else:
             raw = yaml.load(text, _Once)
-        flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
+        if isinstance(raw, Mapping):
+            flat = dict(itertools.islice(flattened(raw), MOST))
+        else:
+            flat = {}
     except ConfigError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -113,7 +119,10 @@ class _Once(Loader):
 def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
     pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
     for key, value in node.value:
-        name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            name = key.value
+        else:
+            name = key
         pairs[name] = (key, value if name not in pairs else _joined(pairs[name][1], value))
     mapping: dict[Any, Any] = {}
     yield mapping
@@ -124,7 +133,9 @@ def _joined(first: yaml.Node, second: yaml.Node) -> yaml.Node:
     if isinstance(first, yaml.MappingNode) and isinstance(second, yaml.MappingNode):
         return yaml.MappingNode(first.tag, first.value + second.value, *_marks(first))
     texts = [yaml.serialize(node).strip().removesuffix("...").strip() for node in (first, second)]
-    return second if texts[0] == texts[1] else yaml.ScalarNode("!both", " and ".join(texts), *_marks(second))
+    if texts[0] == texts[1]:
+        return second
+    return yaml.ScalarNode("!both", " and ".join(texts), *_marks(second))
 
 
 def _marks(node: yaml.Node) -> tuple[Any, Any]:
@@ -165,7 +176,9 @@ def _over_base(flat: Flat, path: Path) -> Flat:
     """A script's options merged over those of its `--config FILE` or its program's own, searched from the script's
     folder upwards."""
     program, says, _ = getattr(flat.get("launch"), "why", "").partition(" may have its own defaults,")
-    own = _found(Path(OWN_CONFIGS[program]), path) if says and program in OWN_CONFIGS else None
+    own = None
+    if says and program in OWN_CONFIGS:
+        own = _found(Path(OWN_CONFIGS[program]), path)
     if own is not None:
         return {**_composed(own), **{key: flat[key] for key in flat if key != "launch"}}
     flat = _over_sections(flat, path)
@@ -174,7 +187,8 @@ def _over_base(flat: Flat, path: Path) -> Flat:
         return flat
     name = "config" if "config" in flat else "config_name"
     folder = flat.get("config_path")
-    if (base := _found(Path(folder if isinstance(folder, str) else "") / str(written), path)) is not None:
+    base = _found(Path(folder if isinstance(folder, str) else "") / str(written), path)
+    if base is not None:
         return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
     if name == "config_name" and _is_of_unirl(path):
         ours = RECIPES.get(Path(str(written)).stem)
@@ -204,7 +218,8 @@ def _over_sections(flat: Flat, path: Path) -> Flat:
     for name in [name for name in flat if name.endswith(".config") and name.count(".") == 1]:
         section = name.removesuffix(".config")
         file = str(flat[name])
-        if (base := _found(Path(file), path)) is not None:
+        base = _found(Path(file), path)
+        if base is not None:
             below = {f"{section}.{option}": value for option, value in _composed(base).items()}
             flat = {**below, **{key: value for key, value in flat.items() if key != name}}
         else:
@@ -215,7 +230,9 @@ def _over_sections(flat: Flat, path: Path) -> Flat:
 
 def _with_launcher(flat: Flat, path: Path) -> Flat:
     """A command's options, with those from accelerate's `--config_file FILE`, if found, that affect numbers."""
-    file = _found(Path(str(flat.get("config_file"))), path) if flat.get("config_file") else None
+    file = None
+    if flat.get("config_file"):
+        file = _found(Path(str(flat.get("config_file"))), path)
     launcher = _composed(file) if file is not None else {}
     settings: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
     return {**settings, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
@@ -250,7 +267,12 @@ def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tu
             absent.append(relative)
         else:
             header = re.search(r"^# *@package +(\S+)", _text(beside), re.MULTILINE)
-            home = package if package is not None else header[1] if header else group.replace("/", ".").strip(".")
+            if package is not None:
+                home = package
+            elif header:
+                home = header[1]
+            else:
+                home = group.replace("/", ".").strip(".")
             prefix = "" if home in ("", "_global_") else f"{home}."
             base |= {
                 f"{prefix}{option}": value
@@ -305,7 +327,8 @@ def _replaced(text: str, name: str, options: Flat, environment: Mapping[str, Any
     def meaning(inside: str) -> Any:
         return _meaning(inside, name, options, environment)
 
-    if single := _REFERENCE.fullmatch(text):
+    single = _REFERENCE.fullmatch(text)
+    if single:
         value = meaning(single[1])
         return text if value is _UNKNOWN else value
     for inside in _REFERENCE.findall(text):
@@ -315,7 +338,11 @@ def _replaced(text: str, name: str, options: Flat, environment: Mapping[str, Any
 
     def replacement(match: re.Match[str]) -> str:
         value = meaning(match[1])
-        return match[0] if value is _UNKNOWN else "null" if value is None else str(value)
+        if value is _UNKNOWN:
+            return match[0]
+        if value is None:
+            return "null"
+        return str(value)
 
     return _REFERENCE.sub(replacement, text)
 
@@ -342,4 +369,6 @@ def _meaning(inside: str, name: str, options: Flat, environment: Mapping[str, An
 def _absolute(target: str, name: str) -> str:
     target = target.strip()
     dots = len(target) - len(target.lstrip("."))
-    return ".".join([*name.split(".")[:-dots], target[dots:]]) if dots else target
+    if dots:
+        return ".".join([*name.split(".")[:-dots], target[dots:]])
+    return target

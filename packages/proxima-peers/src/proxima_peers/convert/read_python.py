@@ -81,7 +81,10 @@ def training_in_python(text: str) -> str | None:
 
 
 def _kind_of(name: str, own: ast.ClassDef | None) -> str:
-    base = name if own is None else next(text for text in map(_last, own.bases) if text in (*CALLS, *TRAINERS))
+    if own is None:
+        base = name
+    else:
+        base = next(text for text in map(_last, own.bases) if text in (*CALLS, *TRAINERS))
     return base.removesuffix("Config").removesuffix("Trainer").lower()
 
 
@@ -98,7 +101,9 @@ def _last(node: ast.expr) -> str:
 
 
 def _own_class(option: str, own: ast.ClassDef | None) -> dict[str, Any]:
-    return {} if own is None else {option: f"{own.name}({', '.join(map(_last, own.bases))})"}
+    if own is None:
+        return {}
+    return {option: f"{own.name}({', '.join(map(_last, own.bases))})"}
 
 
 def _defaults(own: ast.ClassDef | None, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +154,8 @@ def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
     if len(calls) == 1 and calls[0].args:
         given = {str(key.arg): _value(key.value, constants) for key in calls[0].keywords}
         path = _value(calls[0].args[0], constants)
-        path = given.get("data_files", path) if path in ("json", "parquet", "csv") else path
+        if path in ("json", "parquet", "csv"):
+            path = given.get("data_files", path)
         options = {"dataset_name": path, "dataset_train_split": given.get("split")}
         if len(calls[0].args) > 1:
             options["dataset_config"] = _value(calls[0].args[1], constants)
@@ -164,7 +170,10 @@ def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_rows(call: ast.Call) -> bool:
     """Guess from its owner's name whether a method such as `map` or `filter` is one of a data set."""
-    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if isinstance(call.func, ast.Attribute):
+        owner = ast.unparse(call.func.value)
+    else:
+        owner = ""
     return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
 
 
@@ -218,7 +227,9 @@ def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[
 def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
     """`node`, or the value assigned once to its variable, if it is a call of that name."""
     value = _assigned(tree, node)
-    return value if isinstance(value, ast.Call) and _called(value) == called else None
+    if isinstance(value, ast.Call) and _called(value) == called:
+        return value
+    return None
 
 
 def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
@@ -226,7 +237,9 @@ def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
     if not isinstance(node, ast.Name):
         return node
     assignments = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
-    return assignments[0].value if len(assignments) == 1 and isinstance(assignments[0], ast.Assign) else node
+    if len(assignments) == 1 and isinstance(assignments[0], ast.Assign):
+        return assignments[0].value
+    return node
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
@@ -248,7 +261,10 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
     for item in nodes:
         if isinstance(item, ast.ImportFrom):
             homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
-    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    if isinstance(node, ast.List | ast.Tuple):
+        items = node.elts
+    else:
+        items = [node]
     return [_named(item, homes, constants) for item in items]
 
 
@@ -273,13 +289,17 @@ def _reference(text: str, places: Mapping[str, str]) -> str:
     owner, dot, name = text.rpartition(".")
     if text in places:
         return places[text]
-    return f"{places[owner + dot]}{name}" if owner + dot in places else text
+    if owner + dot in places:
+        return f"{places[owner + dot]}{name}"
+    return text
 
 
 def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
     def text(value: ast.expr) -> str:
         constant = _value(value, constants)
-        return ast.unparse(value) if constant is UNREADABLE else repr(constant)
+        if constant is UNREADABLE:
+            return ast.unparse(value)
+        return repr(constant)
 
     if isinstance(node, ast.Call):
         given = [text(value) for value in node.args]

@@ -69,7 +69,10 @@ def from_script(text: str, name: str = "script") -> Flat:
             return flags
         wanted = "give the config file, or the script that sets the options"
         raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
-    why = [f"{' and '.join(script.mains)} may have its own defaults"] if script.mains else []
+    if script.mains:
+        why = [f"{' and '.join(script.mains)} may have its own defaults"]
+    else:
+        why = []
     why += [f"${name} may hold options" for name in script.missing()]
     if why:
         overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file"), **overrides}
@@ -161,7 +164,9 @@ class _Script:
         if not words:
             return
         words = _of_launcher(words, environment.get("EXPERIMENT", self.variables.get("EXPERIMENT")))
-        words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
+        # ray job submit … -- python …
+        if "--" in words[:-1]:
+            words = words[words.index("--") + 1 :]
         if len(words) > 2 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
             outside = self.around
             self.around = {**outside, **environment}
@@ -171,7 +176,10 @@ class _Script:
             return
         words, doubtful = self.split(words)
         target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
-        runs = "" if target is None else words[target + (words[target] == "-m" and target + 1 < len(words))]
+        if target is None:
+            runs = ""
+        else:
+            runs = words[target + (words[target] == "-m" and target + 1 < len(words))]
         if any(word in _SERVERS for word in (*words[1:3], runs)):
             return
         module = runs if target is not None and words[target] == "-m" else ""
@@ -213,12 +221,16 @@ class _Script:
         some branches."""
         out, doubtful = list[str](), list[str]()
         for index, word in enumerate(words):
-            if (reference := _REFERENCE.fullmatch(word)) is None:
+            reference = _REFERENCE.fullmatch(word)
+            if reference is None:
                 out.append(word)
                 continue
             if "=" in words[index - 1] or _REFERENCE.fullmatch(words[index - 1]):  # not a program, nor a flag's value
                 self.spread[reference[1]] = None
-            single = [self.variables[reference[1]]] if reference[1] in self.variables else []
+            if reference[1] in self.variables:
+                single = [self.variables[reference[1]]]
+            else:
+                single = []
             texts = [text.split() for text in self.branches.get(reference[1], single)]
             if not any(_OVERRIDE.fullmatch(option) or _FLAG.fullmatch(option) for text in texts for option in text):
                 out.append(word)
@@ -241,7 +253,10 @@ class _Script:
             self.variables[name] = value
             self.branches.pop(name, None)
         elif self.variables.get(name) != value:
-            before = [self.variables.pop(name)] if name in self.variables else []
+            if name in self.variables:
+                before = [self.variables.pop(name)]
+            else:
+                before = []
             self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
 
     def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
@@ -300,7 +315,9 @@ class _Script:
         name = match[1] or match[3]
         default = match[2]
         if values := self.branches.get(name):  # a default would hide them
-            return values[0] if len(values) == 1 and default is None else f"${{{name}}}"
+            if len(values) == 1 and default is None:
+                return values[0]
+            return f"${{{name}}}"
         value = self.variables.get(name, match[0] if default is None else _unquoted(default))
         return value or _unquoted(default or "")
 
@@ -320,7 +337,9 @@ def _of_launcher(words: list[str], experiment: str | None) -> list[str]:
         return words
     rest = words[script + 1 :]
     name, options = (rest[0], rest[1:]) if experiment is None and rest else (experiment, rest)
-    return words if name is None else ["python", "-m", "unirl.train_ar", f"--config-name={name}", *options]
+    if name is None:
+        return words
+    return ["python", "-m", "unirl.train_ar", f"--config-name={name}", *options]
 
 
 def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
@@ -329,13 +348,18 @@ def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], boo
     always = False
     for command, text, inside in occurrences:
         if not command:
-            texts = list(dict.fromkeys([*texts, text])) if inside else [text]
+            if inside:
+                texts = list(dict.fromkeys([*texts, text]))
+            else:
+                texts = [text]
             always |= not inside
     return texts, always
 
 
 def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return text[1:-1]
+    return text
 
 
 def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
@@ -343,10 +367,13 @@ def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
     `@ FILE` is the config of prime-rl's commands, `--a @ FILE` that of its section a."""
     for index, word in enumerate(words):
         if word == "@" and index + 1 < len(words):
-            before = _FLAG.fullmatch(words[index - 1]) if index else None
+            before = None
+            if index:
+                before = _FLAG.fullmatch(words[index - 1])
             yield index, f"{before[1]}.config" if before and before[2] is None else "config", words[index + 1]
             continue
-        if not (flag := _FLAG.fullmatch(word)):
+        flag = _FLAG.fullmatch(word)
+        if not flag:
             continue
         name = flag[1].replace("-", "_")
         if flag[2] is not None:
@@ -369,7 +396,9 @@ def _typed(name: str, text: str) -> Flat:
         value = yaml.load(text, Loader=Loader)
     except (yaml.YAMLError, RecursionError):
         value = text
-    return dict(flattened(value, f"{name}.")) if isinstance(value, Mapping) and value else {name: value}
+    if isinstance(value, Mapping) and value:
+        return dict(flattened(value, f"{name}."))
+    return {name: value}
 
 
 def flattened(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -391,4 +420,6 @@ def _computed(text: str) -> float | None:
         number = literal(ast.parse(text.strip(), mode="eval").body, {})
     except (SyntaxError, ValueError):
         return None
-    return float(number) // 1 if isinstance(number, int | float) else None
+    if isinstance(number, int | float):
+        return float(number) // 1
+    return None

@@ -201,7 +201,13 @@ def _served(
         d.put(f"{path}.dtype", DTYPES[dtype], o.origin(names.dtype))
     if names.quantization and o.given(names.quantization):
         d.put("engine.quantization", str(o.get(names.quantization)), o.origin(names.quantization))
-    devices = parallel if parallel is not None and parallel > 1 else o.whole(names.parallel, default=1, least=1)
+    if parallel is not None and parallel > 1:
+        devices = parallel
+    else:
+        devices = o.whole(names.parallel, default=1, least=1)
     if devices > 1:
-        source = o.origin(names.parallel) if o.given(names.parallel) else origin
+        if o.given(names.parallel):
+            source = o.origin(names.parallel)
+        else:
+            source = origin
         d.put(f"{path}.arguments", [PARALLEL[kind], str(devices)], source)

@@ -88,7 +88,9 @@ class _Scan:
         start = self.at
         if letter == "\\":
             self.at += 2
-            return "" if self.text[start + 1 : start + 2] == "\n" else self.text[start + 1 : self.at]
+            if self.text[start + 1 : start + 2] == "\n":
+                return ""
+            return self.text[start + 1 : self.at]
         if letter == "`":
             self.at += 1
             self.skip_to("`")

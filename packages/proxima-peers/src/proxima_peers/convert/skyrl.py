@@ -82,7 +82,10 @@ SEVERAL = "SkyRL reads them as one data set; a row names its env_class."
 
 def _columns(o: Options) -> dict[str, str]:
     """The columns of a row; its environment reads the answer."""
-    answer = "reward_model" if o.get(ENV, default="gsm8k") == "aime" else "reward_spec"
+    if o.get(ENV, default="gsm8k") == "aime":
+        answer = "reward_model"
+    else:
+        answer = "reward_spec"
     return {"messages": "prompt", "answer": f"{answer}.ground_truth"}
 
 

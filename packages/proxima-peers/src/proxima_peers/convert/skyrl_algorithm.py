@@ -43,7 +43,10 @@ def _advantage(d: Draft, o: Options) -> None:
     scaled = o.flag(by_std, default=True)
     unread = [ALGORITHM + "lambd", ALGORITHM + "gamma"]
     if written not in ESTIMATORS:
-        why = "divides by the group's mean" if written == "maxrl" else "an estimator of your own"
+        if written == "maxrl":
+            why = "divides by the group's mean"
+        else:
+            why = "an estimator of your own"
         d.ask(path, "grpo", f"{ESTIMATOR}: {written}: {why}; which advantage is near? `proxima list advantage`", True)
     else:
         d.spec(path, ESTIMATORS[written], o.origin(ESTIMATOR))
@@ -60,7 +63,10 @@ def _advantage(d: Draft, o: Options) -> None:
     d.drops_given(o, f"SkyRL does not read it for {written}", *unread)
     name = ALGORITHM + "advantage_batch_normalize"
     if o.flag(name):
-        near = "; advantage reinforce_pp_baseline is near" if written == "grpo" else ""
+        if written == "grpo":
+            near = "; advantage reinforce_pp_baseline is near"
+        else:
+            near = ""
         d.lacks(name, f"true: the advantages are standardised over the batch after {written}{near}")
 
 
@@ -175,7 +181,9 @@ def _weights(d: Draft, o: Options) -> None:
     name = CORRECTION + "tis_ratio_type"
     bounds = {"token": 2.0, "sequence": 5.0}
     given = o.get(name)
-    level = o.choice(bounds, name, default="token") if given is not None else None
+    level = None
+    if given is not None:
+        level = o.choice(bounds, name, default="token")
     for kind, default in bounds.items():
         limit = f"{CORRECTION}{kind}_tis_ratio_clip_high"
         if kind != level:
@@ -195,7 +203,9 @@ def _masks(d: Draft, o: Options) -> None:
     """Sequences and tokens that are left out: `sequence_mask_metric`, and the thresholds of single tokens."""
     name = CORRECTION + "sequence_mask_metric"
     bounds = {"geometric": ("geo", 1.01, 0.99), "product": ("product", 2.0, 0.5)}
-    metric = o.choice(bounds, name, default="geometric") if o.get(name) is not None else None
+    metric = None
+    if o.get(name) is not None:
+        metric = o.choice(bounds, name, default="geometric")
     for kind, (short, high, low) in bounds.items():
         upper = CORRECTION + f"{short}_mask_high"
         lower = CORRECTION + f"{short}_mask_low"
@@ -267,7 +277,9 @@ def _penalties(d: Draft, o: Options) -> None:
     kind, coefficient, loss = (ALGORITHM + name for name in ("kl_estimator_type", "kl_loss_coef", "use_kl_loss"))
     estimator = o.choice(("k1", "k2", "k3", "abs"), kind, default="k3")
     rewarded = o.flag(ALGORITHM + "use_kl_in_reward")
-    limit: Fields = {"limit": (10.0, "SkyRL clamps k3 at 10")} if estimator == "k3" else {}
+    limit: Fields = {}
+    if estimator == "k3":
+        limit = {"limit": (10.0, "SkyRL clamps k3 at 10")}
     if o.flag(loss, default=not rewarded):
         fields: Fields = {"coefficient": o.sourced(coefficient, default=0.001), **limit}
         d.spec("algorithm.reference_kl", estimator, o.origin(kind), **fields)
@@ -306,9 +318,10 @@ def _selection(d: Draft, o: Options) -> None:
     full = "trainer.fully_async.sample_full_batch"
     anew = next((name for name, on in ((kind, written == "filter"), (full, o.flag(full))) if on), None)
     if anew is not None or o.flag(FILTER):
-        note = (
-            "" if anew is not None else "SkyRL masks them, and a mean over sequences counts them; here they are dropped"
-        )
+        if anew is not None:
+            note = ""
+        else:
+            note = "SkyRL masks them, and a mean over sequences counts them; here they are dropped"
         d.append("algorithm.selection", "drop_uniform_groups", f"from {anew or FILTER}", note)
     if anew is not None:
         limit = o.whole(most, default=30)

@@ -129,9 +129,10 @@ def rows_of_update(o: Options) -> tuple[int, str]:
     processes = number_of_processes(o)
     factors = f"{device} * {gather} * {processes or 1}"
     counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
-    origin = (
-        f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
-    )
+    if processes:
+        origin = f"from {counts}"
+    else:
+        origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
     return device * gather * (processes or 1), origin
 
 
@@ -172,7 +173,10 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
     o.given("num_generations_eval", "eval_on_start")
     every = o.number("eval_steps", default=500, least=0, most=10**9)
     if every < 1 or strategy == "epoch":
-        written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
+        if strategy == "epoch":
+            written = "epoch"
+        else:
+            written = f"{every:g} of the run"
         d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")
         every = 0
     split = str(o.get("dataset_test_split", default="test"))
@@ -318,7 +322,10 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
     if o.flag("use_vllm") and o.flag(prefix + "correction", default=not is_pruning_fork(o)):  # which has none
         _sampler_correction(d, o, prefix)
     else:
-        off = "the correction is switched off" if o.flag("use_vllm") else "use_vllm is false: TRL corrects no sampler"
+        if o.flag("use_vllm"):
+            off = "the correction is switched off"
+        else:
+            off = "use_vllm is false: TRL corrects no sampler"
         d.drops_given(o, off, *names)
     for name, ours, field, default in (
         ("off_policy_mask_threshold", "off_policy_sequence", "threshold", None),
@@ -338,7 +345,10 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     caps = (prefix + "cap", prefix + "clip_max")
     low = prefix + "clip_min"
     unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
-    high = math.inf if unbounded else o.number(*caps, default=3.0)
+    if unbounded:
+        high = math.inf
+    else:
+        high = o.number(*caps, default=3.0)
     origin = o.origin(prefix + "mode", *([prefix + "cap"] if capped else []))
     note = "where vLLM gave no log-prob TRL takes ratio 1 (T11)"
     if capped:
@@ -354,7 +364,8 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
 
 def _penalties(d: Draft, o: Options) -> None:
     """`beta`, `entropy_coef`."""
-    if not (beta := o.number("beta", default=0.0)):
+    beta = o.number("beta", default=0.0)
+    if not beta:
         d.put("algorithm.reference_kl", None, f"{o.origin('beta')}: 0")
     else:
         unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
@@ -375,8 +386,14 @@ def _batch(d: Draft, o: Options, default_group: int) -> int:
     processes = written or 1
     times = o.whole("steps_per_generation", least=1)
     if times is None:
-        times = gather if whole is None else max(1, whole // (device * processes))
-    total = device * processes * times if whole is None else whole
+        if whole is None:
+            times = gather
+        else:
+            times = max(1, whole // (device * processes))
+    if whole is None:
+        total = device * processes * times
+    else:
+        total = whole
     counts = "generation_batch_size / num_generations"
     if whole is None:
         factors = "per_device_train_batch_size * num_processes * steps_per_generation / num_generations"

@@ -51,8 +51,13 @@ def _teacher(d: Draft, o: Options) -> None:
         d.put(f"{DISTILLATION}.path", str(path), o.origin(TEACHER, "teacher_model"))
     share = o.number("beta", default=0.5, least=0, most=1)
     kind = {0: "forward_kl", 1: "reverse_kl"}.get(share, "js")
-    fields: Fields = {"beta": (share, o.origin("beta"))} if kind == "js" else {}
-    note = "" if kind == "js" else "TRL's loss at this end is the KL itself, not the limit 0 of its formula (T21)"
+    fields: Fields = {}
+    if kind == "js":
+        fields = {"beta": (share, o.origin("beta"))}
+    if kind == "js":
+        note = ""
+    else:
+        note = "TRL's loss at this end is the KL itself, not the limit 0 of its formula (T21)"
     d.spec(f"{DISTILLATION}.divergence", kind, o.origin("beta"), note, **fields)
     whole = "TRL compares the whole vocabulary: its size is the same here, and 16 cheaper and a lower bound"
     d.needs(f"{DISTILLATION}.divergence.top_k", whole)

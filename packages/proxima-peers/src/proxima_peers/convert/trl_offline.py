@@ -142,7 +142,10 @@ def _lengths(d: Draft, o: Options, command: str) -> None:
     """`max_length`, 1024 by default: SFT, DPO and KTO truncate longer rows, reward models skip them."""
     names = ("max_length", "max_seq_length")
     unbounded = not o.given("max_length") and "max_length" in o.flat  # null
-    longest = None if unbounded else o.whole(*names, default=1024, least=1)
+    if unbounded:
+        longest = None
+    else:
+        longest = o.whole(*names, default=1024, least=1)
     if longest is not None:
         d.put("model.max_length", longest, o.origin(*names))
     else:
@@ -175,7 +178,8 @@ def _sft(d: Draft, o: Options) -> None:
         d.drops_given(o, "rows are packed without touching one another", "eval_packing")
     else:
         d.drops_given(o, "packing is off", "packing", "packing_strategy", "eval_packing")
-    if (kind := str(o.get("loss_type", default="nll"))) not in ("nll", "chunked_nll"):
+    kind = str(o.get("loss_type", default="nll"))
+    if kind not in ("nll", "chunked_nll"):
         d.lacks("loss_type", f"{kind}: only the negative log-likelihood")
 
 
@@ -234,7 +238,9 @@ def _divergence(o: Options) -> Fields:
         return {}
     kind: Fields = {"divergence": (written.removesuffix("_divergence"), o.origin("f_divergence_type"))}
     coefficient = o.sourced("f_alpha_divergence_coef", default=0.5)
-    return {} if written == "reverse_kl" else kind | ({"alpha": coefficient} if written == "alpha_divergence" else {})
+    if written == "reverse_kl":
+        return {}
+    return kind | ({"alpha": coefficient} if written == "alpha_divergence" else {})
 
 
 def _kto(d: Draft, o: Options) -> None:

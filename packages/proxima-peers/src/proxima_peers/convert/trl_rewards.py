@@ -63,7 +63,9 @@ class NamedReward:
         because importing it would run the script."""
         module, _, name = self.name.rpartition(".")
         importable = module not in ("", "__main__") and not self.called and re.fullmatch(r"[\w.]+", self.text.strip())
-        return f"{module}:{name}" if importable and not o.file.endswith(".py") else None
+        if importable and not o.file.endswith(".py"):
+            return f"{module}:{name}"
+        return None
 
 
 MODEL = "reward_model_name_or_path"
@@ -78,8 +80,16 @@ def reads_solutions(o: Options) -> bool:
 def _functions(o: Options) -> list[NamedReward]:
     """The rewards in TRL's order: the reward model, then `reward_funcs`."""
     written, model = o.get("reward_funcs"), o.get(MODEL)
-    texts = written if isinstance(written, list) else _split(str(written)) if written else []
-    models = [] if model is None else [NamedReward(str(model), str(model), None, False, is_model=True)]
+    if isinstance(written, list):
+        texts = written
+    elif written:
+        texts = _split(str(written))
+    else:
+        texts = []
+    if model is None:
+        models = []
+    else:
+        models = [NamedReward(str(model), str(model), None, False, is_model=True)]
     return models + [NamedReward.of(str(text)) for text in texts]
 
 
@@ -124,8 +134,12 @@ def _of_environment(d: Draft, alone: bool) -> None:
 def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:
     """Add the entry of one reward."""
     origin = f"from reward_funcs: {function.name}"
-    own = IN_CPPO.get(function.name) if is_pruning_fork(o) and not function.called else None
-    make = own or KNOWN.get((function.name, function.called)) if function.arguments is not None else None
+    own = None
+    if is_pruning_fork(o) and not function.called:
+        own = IN_CPPO.get(function.name)
+    make = None
+    if function.arguments is not None:
+        make = own or KNOWN.get((function.name, function.called))
     if function.is_model:
         d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
     elif make is not None and (reward := make(function, o)) is not None:
@@ -134,7 +148,10 @@ def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) ->
         d.append("reward", "function", origin, path=(path, "as TRL imports it"))
     else:
         home = function.name.removeprefix("__main__.")
-        where = home if "." not in home else ":".join(home.rsplit(".", 1))
+        if "." not in home:
+            where = home
+        else:
+            where = ":".join(home.rsplit(".", 1))
         where = where if ":" in where else f"rewards.py:{where}"
         why = f"name it as {{kind: function, path: {where}}}, in a separate file"
         d.ask(place, "math", f"{function.text}: {why}", kind=True)
@@ -153,7 +170,9 @@ def _split(text: str) -> list[str]:
         node = ast.parse(text.strip(), mode="eval").body
     except UNPARSED:
         return text.replace(",", " ").split()
-    return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [ast.unparse(item) for item in node.elts]
+    return [text.strip()]
 
 
 def _is_number(value: Any, kind: Any = int | float) -> bool:
@@ -171,7 +190,10 @@ def _argument(
     if function.called:
         given = function.arguments or {}
         return given.get(name, given.get(position, default)), name
-    value = o.whole(option, default=default) if isinstance(default, int) else o.number(option, default=default)
+    if isinstance(default, int):
+        value = o.whole(option, default=default)
+    else:
+        value = o.number(option, default=default)
     return value, f"from {option}" if o.given(option) else f"open-r1's default of {option}"
 
 
@@ -194,7 +216,10 @@ def _repetition(function: NamedReward, o: Options) -> Found:
     penalty, origin = _argument(function, o, 1, "max_penalty", -1.0, "repetition_max_penalty")
     if not _is_number(n[0], int) or not _is_number(penalty) or n[0] < 1 or penalty > 0:
         return None
-    unit = ("tokens", "TRL's") if function.called else ("words", "open-r1's")
+    if function.called:
+        unit = ("tokens", "TRL's")
+    else:
+        unit = ("words", "open-r1's")
     return "repetition", {"n": n, "unit": unit, "max_penalty": (0 - penalty, origin)}
 
 

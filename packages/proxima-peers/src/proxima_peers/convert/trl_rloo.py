@@ -28,7 +28,10 @@ def convert_rloo(o: Options) -> Draft:
     without_truncated(d, o, f"after the advantages of the whole group, as in TRL; {why}")
     made = sampling_and_training(d, o, columns, group=2)
     if made > 1:
-        name = "num_iterations" if o.whole("num_iterations", default=1) > 1 else "steps_per_generation"
+        if o.whole("num_iterations", default=1) > 1:
+            name = "num_iterations"
+        else:
+            name = "steps_per_generation"
         bound = "from the second on TRL clips the ratio of a whole completion, the product of its tokens' ratios"
         d.lacks(name, f"{made} updates on a batch: {bound}; here each token's is clipped")
     return d

@@ -54,7 +54,8 @@ def convert(o: Options) -> Draft:
         _copy_of_engine(d, o, field, field)
     _copy_of_engine(d, o, "max_tokens", "max_new_tokens")
     prompts = ("bundle.config.max_prompt_length", "pipeline.max_prompt_length")
-    if (prompt := o.whole(*prompts)) is not None:
+    prompt = o.whole(*prompts)
+    if prompt is not None:
         longest = prompt + d.entries["sampling.max_tokens"].value
         d.put("model.max_length", longest, f"{o.origin(*prompts)} + max_new_tokens")
     tempered = o.number(ALGORITHM + "sampling_temperature")
@@ -137,7 +138,10 @@ def _proximal(d: Draft, o: Options, kind: str) -> None:
 
 def _surrogate(d: Draft, o: Options, kind: str) -> None:
     target = ALGORITHM + "_target_"
-    origin = f"from {target}" if o.given(target) else "from the names of the options"
+    if o.given(target):
+        origin = f"from {target}"
+    else:
+        origin = "from the names of the options"
     replayed = d.entries["algorithm.proximal"].value == "recompute"
 
     def own(name: str, default: Any) -> tuple[Any, str]:
@@ -206,7 +210,12 @@ def _advantage(d: Draft, o: Options, kind: str) -> None:
         return
     if scope == "global":
         d.lacks("adv_normalization_scope", "global: one mean over all prompts; the mean is each group's here")
-    scale = "none" if not by_std else "group" if scope == "group" else "batch"
+    if not by_std:
+        scale = "none"
+    elif scope == "group":
+        scale = "group"
+    else:
+        scale = "batch"
     fields = {"scale": (scale, o.origin("normalize_adv_by_std")), "epsilon": (1e-8, "UniRL's constant")}
     d.spec("algorithm.advantage", "grpo", o.origin("adv_normalization_scope"), **fields)
 

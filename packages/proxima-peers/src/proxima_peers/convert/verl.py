@@ -207,7 +207,9 @@ def _clip_bound(o: Options, side: str) -> tuple[float, str]:
     that the file sets to null."""
     names = (f"{ACTOR}clip_ratio_{side}", f"{ACTOR}clip_ratio")
     value, origin = o.sourced(*(names if names[0] in o.flat else names[:1]), default=0.2)
-    return (1.0, f"{origin}: {value:g} is not a lower bound") if side == "low" and value > 1 else (value, origin)
+    if side == "low" and value > 1:
+        return (1.0, f"{origin}: {value:g} is not a lower bound")
+    return (value, origin)
 
 
 def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
@@ -220,7 +222,11 @@ def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     high = _clip_bound(o, "high")
     cap = of("clip_ratio_c", 3.0)
     clip: Fields = {"epsilon_low": low, "epsilon_high": high}
-    centre: Fields = {} if bypass else {"centre": ("proximal", "verl measures from the recomputed log-probs")}
+    centre: Fields
+    if bypass:
+        centre = {}
+    else:
+        centre = {"centre": ("proximal", "verl measures from the recomputed log-probs")}
     dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap, **centre}
     shares: Fields = {"low": of("policy_loss.clip_cov_lb", 1.0), "high": of("policy_loss.clip_cov_ub", 5.0)}
     budget: Fields = {name: of(f"policy_loss.cppo.cppo_{name}", ours) for name, ours in CPPO_DEFAULTS.items()}
@@ -248,7 +254,8 @@ def _cppo_budget(d: Draft, o: Options) -> None:
     """Record the options of verl's cppo that ours lacks: the budget's quantile and bounds, and a cap on the ratio."""
     for option, ours in (("delta_b_q", 0.9), ("delta_b_k", 1.0), ("delta_b_max_mult", 2.0)):
         name = f"{CPPO}cppo_{option}"
-        if (value := o.number(name, default=ours)) != ours:
+        value = o.number(name, default=ours)
+        if value != ours:
             d.lacks(name, f"{value:g}: the budget here is the 90th percentile, at most 2 delta_b")
     cap = o.number(ACTOR + "clip_ratio_c", default=3.0)
     d.lacks(ACTOR + "clip_ratio_c", f"{cap:g}: verl's cppo bounds the ratio of the tokens it keeps; ours does not")
@@ -264,19 +271,28 @@ def _clip_note(o: Options, mode: str) -> str:
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses (sapo and geo_mean) don't read."""
     name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
-    default = "token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"
+    if o.flag(first, default=True):
+        default = "token-mean"
+    else:
+        default = "seq-mean-token-mean"
     written = o.choice(AGGREGATES, name, default=default)
     if o.given(first) and not o.given(name):  # its name in the first DAPO scripts
         name = first
     scale = o.number(factor)
     kind = d.entries["algorithm.surrogate.kind"].value
     if mode in ("sapo", "geo_mean") and kind == mode:
-        why = "sapo always does this (P6)" if mode == "sapo" else "geo_mean always means over sequences (P10)"
+        if mode == "sapo":
+            why = "sapo always does this (P6)"
+        else:
+            why = "geo_mean always means over sequences (P10)"
         d.spec("algorithm.aggregate", "sequence_mean_token_mean", f"verl's {why}")
         d.drops_given(o, f"verl's {mode} does not read it", name)
         return
     if written == "seq-mean-token-sum-norm":
-        note = "" if scale is not None else "without loss_scale_factor verl divides by the padded response length"
+        if scale is not None:
+            note = ""
+        else:
+            note = "without loss_scale_factor verl divides by the padded response length"
         origin = o.origin("data.max_response_length" if scale is None else factor)
         common.horizon(d, o.origin(name), longest if scale is None else scale, origin, note)
         return

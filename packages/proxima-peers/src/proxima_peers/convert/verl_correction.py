@@ -69,7 +69,8 @@ def first_generation(d: Draft, o: Options) -> None:
         "bound": (bound, o.origin(FIRST + "_mode")),
         "upper": (upper, o.origin(FIRST + "_threshold")),
     }
-    if (lower := o.number(FIRST + "_threshold_lower")) is not None:
+    lower = o.number(FIRST + "_threshold_lower")
+    if lower is not None:
         fields["lower"] = (lower, o.origin(FIRST + "_threshold_lower"))
     veto = FIRST + "_veto_threshold"
     if (value := o.number(veto, default=None if veto in o.flat else VETO)) is not None:  # null switches it off
@@ -83,7 +84,9 @@ def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
     """Lower and upper bound; verl writes "lower_upper", or only the upper bound."""
     low, _, high = str(text).strip().partition("_")
     try:
-        return (float(low), float(high)) if high else (None, float(low))
+        if high:
+            return (float(low), float(high))
+        return (None, float(low))
     except ValueError:
         o.refuse('must be a number, or two as "0.5_5.0"', name)
         return None, 2.0
@@ -120,7 +123,8 @@ def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
 def veto(d: Draft, o: Options) -> None:
     """0.7: a token below the veto removes its sequence from the mask."""
     name = NEW + "rollout_token_veto_threshold"
-    if (value := o.number(name)) is not None:
+    value = o.number(name)
+    if value is not None:
         fields: Fields = {"bound": ("none", "no weights, only the veto"), "veto": (value, o.origin(name))}
         d.append(LIST, "importance", o.origin(name), **fields, rejected=("drop", "verl reduces the mask"))
 
@@ -134,7 +138,10 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
     given = o.get(threshold)
     low = o.number(lower)
     if str(written) in LEVELS:
-        upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
+        if given is not None:
+            upper = given
+        else:
+            upper = o.number(NEW + "rollout_is_threshold", default=2.0)
         origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
         high = _bounds(o, threshold, upper)[1]
         if high <= 0:
@@ -145,8 +152,12 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
         _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
         return
     options = [part.strip() for part in str(written).split(",") if part.strip()]
-    limits = [part.strip() for part in str(given).split(",")] if given is not None else []
-    limits = limits * len(options) if len(limits) == 1 else limits
+    if given is not None:
+        limits = [part.strip() for part in str(given).split(",")]
+    else:
+        limits = []
+    if len(limits) == 1:
+        limits = limits * len(options)
     if len(limits) != len(options):
         d.lacks(threshold, f"{given}: one value is needed, or one for each of {', '.join(options)}")
         return

@@ -45,11 +45,17 @@ def mix_of_files(d: Draft, o: Options, option: str, path: str, split: str, colum
         place = f"{path}.tasks.{index}"
         d.put(f"{place}.name", name, origin)
         _task(d, f"{place}.task", str(file), origin, split, columns)
-        takes_runs = name == "math" if shared else name not in SCORERS
+        if shared:
+            takes_runs = name == "math"
+        else:
+            takes_runs = name not in SCORERS
         if path != "task" or not takes_runs:
             _reward(d, f"{place}.reward.0", name, option)
     if path == "task":
-        others = next(name for name in names if name not in SCORERS) if not shared else "math"
+        if not shared:
+            others = next(name for name in names if name not in SCORERS)
+        else:
+            others = "math"
         _reward(d, "reward.0", others, option)
 
 
@@ -64,7 +70,9 @@ def _scored_by_source(o: Options) -> bool:
 def _source_of(file: str) -> str:
     """The data set of a file: the folder that it is in, else its own name."""
     *folders, name = file.rstrip("/").split("/")
-    return folders[-1].lower() if folders else name.partition(".")[0].lower()
+    if folders:
+        return folders[-1].lower()
+    return name.partition(".")[0].lower()
 
 
 def _task(d: Draft, path: str, file: str, origin: str, split: str, columns: dict[str, str]) -> None:

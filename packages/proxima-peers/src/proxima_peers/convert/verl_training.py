@@ -23,7 +23,8 @@ def lora_names(prefix: str) -> LoraNames:
 
 def lora_by_rank(d: Draft, o: Options, names: LoraNames) -> bool:
     """Put `model.lora` if the rank is above 0; return True if it is."""
-    if on := o.whole(names.rank, default=0) > 0:
+    on = o.whole(names.rank, default=0) > 0
+    if on:
         lora(d, o, names)
     else:
         d.drops_given(o, "lora_rank is 0: off", names.rank, names.alpha, names.targets, names.path)
@@ -53,7 +54,10 @@ def _micro_batches(d: Draft, o: Options, prefix: str) -> None:
         if not o.given(name) or dynamic:
             d.drops_given(o, "use_dynamic_bsz is on", name)
         elif later or not tokens:
-            why = "the mean is that of the mini batch" if later else "sequences count alike in each micro batch"
+            if later:
+                why = "the mean is that of the mini batch"
+            else:
+                why = "sequences count alike in each micro batch"
             d.drops(name, why)
         else:
             why = "up to verl 0.7 the token mean is that of each micro batch, in which short completions weigh more"
@@ -90,7 +94,10 @@ def _warmup(o: Options, prefix: str, made: int) -> tuple[tuple[int, str], tuple[
     """The warm-up in updates, and as a share of the run, each with its origin."""
     steps = o.whole(prefix + "lr_warmup_steps", default=-1)
     share = o.sourced(prefix + "lr_warmup_steps_ratio", default=0.0)
-    counts = f", which counts steps: {made} updates in each" if made > 1 and steps > 0 else ""
+    if made > 1 and steps > 0:
+        counts = f", which counts steps: {made} updates in each"
+    else:
+        counts = ""
     return (steps * made, o.origin(prefix + "lr_warmup_steps") + counts), share
 
 
@@ -112,7 +119,10 @@ def gae_critic(d: Draft, o: Options) -> None:
     d.put("critic.head_std", 0.02, "transformers draws a new head with initializer_range, mostly .02")
     d.put("critic.bootstrap", False, "verl gives a truncated completion no value after its end")
     waits = o.whole("trainer.critic_warmup", default=0)
-    why = "verl's first step is number 1: its policy waits for one step less" if waits > 0 else ""
+    if waits > 0:
+        why = "verl's first step is number 1: its policy waits for one step less"
+    else:
+        why = ""
     d.put("critic.value_warmup_steps", max(0, waits - 1), o.origin("trainer.critic_warmup"), why)
     d.put("critic.loss.epsilon", *o.sourced("critic.cliprange_value", default=0.5))
     _critic_aggregate(d, o)
@@ -143,7 +153,10 @@ def _critic_aggregate(d: Draft, o: Options) -> None:
         lengths = ("data.max_response_length", ROLLOUT + "response_length")
         longest = o.whole(*lengths, default=512)
         scale = o.number(*factors)
-        horizon = (longest, o.origin(*lengths)) if scale is None else (scale, o.origin(*factors))
+        if scale is None:
+            horizon = (longest, o.origin(*lengths))
+        else:
+            horizon = (scale, o.origin(*factors))
         d.put("critic.aggregate.horizon", *horizon)
     else:
         d.drops_given(o, "verl reads it for seq-mean-token-sum-norm only", factors[0])
@@ -172,7 +185,8 @@ def placement(d: Draft, o: Options) -> None:
     if not o.given(*GPUS):
         return
     each, nodes = o.whole(GPUS[0], default=8, least=1), o.whole(GPUS[1], default=1, least=1)
-    if (ranks := each * nodes) == 1:
+    ranks = each * nodes
+    if ranks == 1:
         d.drops_given(o, "one GPU, as without a placement", *GPUS)
         return
     origin = f"from {GPUS[0]} * {GPUS[1]}"

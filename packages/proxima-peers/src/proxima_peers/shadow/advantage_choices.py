@@ -78,7 +78,10 @@ def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[TriedConvention]:
     for centre, said in CENTRES.items():
         left = centred(o, centre)
         for kept in alone:
-            value = torch.where(single, o.reward, left) if kept == "reward" else left
+            if kept == "reward":
+                value = torch.where(single, o.reward, left)
+            else:
+                value = left
             begun = {CENTRE: said} | ({ALONE: ALONE_IS[kept]} if len(alone) > 1 else {})
             yield TriedConvention(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
             for deviation in ("group", "batch", "centred", "tokens"):
@@ -90,7 +93,10 @@ def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[TriedConvention]:
                         spread = torch.where(single, 1.0, spread)  # of a group of one: 1, so the reward stays
                     for epsilon in epsilons:
                         for place in PLACES if epsilon else ("deviation",):
-                            below = spread + epsilon if place == "deviation" else (spread.square() + epsilon).sqrt()
+                            if place == "deviation":
+                                below = spread + epsilon
+                            else:
+                                below = (spread.square() + epsilon).sqrt()
                             chosen = {DEVIATION: DEVIATIONS[deviation], COUNT: COUNTS[number], EPSILON: f"{epsilon:g}"}
                             chosen |= {PLACE: PLACES[place]} if epsilon else {}
                             safe = torch.where(below > 0, below, 1.0)
@@ -117,7 +123,10 @@ def _deviation(o: Outcomes, left: Tensor, deviation: str) -> tuple[Tensor, Tenso
         return left, group.std, group.count
     if deviation == "batch":
         return left, batch_std(o).expand(len(o)), every
-    weight = torch.ones(len(o), dtype=torch.long) if deviation == "centred" else o.length
+    if deviation == "centred":
+        weight = torch.ones(len(o), dtype=torch.long)
+    else:
+        weight = o.length
     each = left.repeat_interleave(weight)
     spread = Spread.over(each, torch.ones_like(each, dtype=torch.bool), "sample_std")
     sample = torch.tensor(spread.value, dtype=torch.float64).expand(len(o))

@@ -135,8 +135,14 @@ def _parts(dump: Dump) -> dict[str, Parts]:
     rows = dump.shape[0]
     every = torch.arange(rows)
     over: dict[str, Parts] = {BATCH: [(every, 1.0)]}
-    micro = dump["micro_batch"] if "micro_batch" in dump else torch.zeros(rows, dtype=torch.long)
-    rank = dump["rank"] if "rank" in dump else torch.zeros(rows, dtype=torch.long)
+    if "micro_batch" in dump:
+        micro = dump["micro_batch"]
+    else:
+        micro = torch.zeros(rows, dtype=torch.long)
+    if "rank" in dump:
+        rank = dump["rank"]
+    else:
+        rank = torch.zeros(rows, dtype=torch.long)
     both = torch.unique(torch.stack([rank, micro], 1), dim=0, return_inverse=True)[1]
     pieces = [every[both == label] for label in both.unique()]
     ranks = [every[rank == label] for label in rank.unique()]

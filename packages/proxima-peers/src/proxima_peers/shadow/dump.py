@@ -204,7 +204,10 @@ def _array(content: bytes) -> numpy.ndarray[Any, Any]:
     """The array of an npy file; ValueError if its header claims more than it has."""
     stream = io.BytesIO(content)
     version = npy.read_magic(stream)
-    header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    if version == (1, 0):
+        header = npy.read_array_header_1_0
+    else:
+        header = npy.read_array_header_2_0
     shape, _, dtype = header(stream)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
         raise ValueError("the header of an array does not fit its content")
@@ -217,7 +220,10 @@ def _native(value: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
     """The array in this machine's byte order and a type that torch has."""
     kind = value.dtype.kind
     if kind == "f":
-        target = value.dtype.newbyteorder("=") if value.dtype.itemsize <= 8 else numpy.dtype("float64")
+        if value.dtype.itemsize <= 8:
+            target = value.dtype.newbyteorder("=")
+        else:
+            target = numpy.dtype("float64")
         return numpy.ascontiguousarray(value, dtype=target)
     return numpy.ascontiguousarray(value, dtype="bool" if kind == "b" else "int64")
 

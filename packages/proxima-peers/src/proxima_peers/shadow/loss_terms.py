@@ -235,7 +235,10 @@ def _weighted(name: str, weight: Tensor | None, mask: Tensor, made: tuple[Tensor
     token, slope, unit = made
     if weight is None:
         return token, slope
-    chosen = _geometric(weight, mask) if name == GEOMETRIC_WEIGHT else torch.where(mask, weight, 0.0)
+    if name == GEOMETRIC_WEIGHT:
+        chosen = _geometric(weight, mask)
+    else:
+        chosen = torch.where(mask, weight, 0.0)
     if unit == "sequence":
         return token * chosen, slope * chosen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return token * chosen, slope * chosen
@@ -297,7 +300,10 @@ def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, we
     (slope,) = torch.autograd.grad(value.sum(), leaf)
     token = value.detach().double().view(mask.shape)
     slope = slope.double()
-    weight = torch.where(mask, dump["weight"], 0.0) if weighted else torch.ones_like(token)
+    if weighted:
+        weight = torch.where(mask, dump["weight"], 0.0)
+    else:
+        weight = torch.ones_like(token)
     return token * weight, slope * weight
 
 

@@ -114,7 +114,10 @@ def _our_advantage(dump: Dump) -> tuple[Tensor | None, str]:
 def _place(dump: Dump, row: int, at: int | None = None) -> str:
     if at is None:
         return f"answer {row}"
-    token = f", token {int(dump['token'][row, at])}" if "token" in dump else ""
+    if "token" in dump:
+        token = f", token {int(dump['token'][row, at])}"
+    else:
+        token = ""
     return f"answer {row}, position {at}{token}"
 
 
@@ -130,7 +133,8 @@ def _advantages(dump: Dump) -> StageVerdict:
     mask = dump.loss_mask
     if "advantage" not in dump:
         return StageVerdict(name, "not recomputed", reason="the dump has no advantage")
-    if missing := _lacks_rewards(dump):
+    missing = _lacks_rewards(dump)
+    if missing:
         return StageVerdict(name, "not recomputed", reason=f"the dump has {missing}")
     ours, reason = _our_advantage(dump)
     theirs = dump["advantage"]
@@ -196,7 +200,10 @@ def _weights(dump: Dump) -> StageVerdict:
     before = dump["old_log_prob" if "old_log_prob" in dump else "log_prob"]
     b = dump.batch(mask, dump["log_prob"], behavior_log_prob=dump["rollout_log_prob"], proximal_log_prob=before)
     stated = spec if isinstance(spec, Importance) else None
-    weight = apply_corrections(b, [stated])[0].weight if stated else torch.ones(len(b), dtype=torch.float64)
+    if stated:
+        weight = apply_corrections(b, [stated])[0].weight
+    else:
+        weight = torch.ones(len(b), dtype=torch.float64)
     assert weight is not None
     ours = weight.double().view(mask.shape)
     numbers = _apart(dump, ours, theirs, mask)
@@ -284,6 +291,8 @@ def _departs(convention: Any, stated: Any) -> bool:
 
 
 def _gradient_norm(dump: Dump) -> StageVerdict:
-    theirs = float(dump["grad_norm"]) if "grad_norm" in dump else None
+    theirs = None
+    if "grad_norm" in dump:
+        theirs = float(dump["grad_norm"])
     reason = "the parameters' gradient needs the model; grad_log_prob is what a dump can show of it"
     return StageVerdict("gradient norm", "not recomputed", None, theirs, reason=reason)

@@ -69,7 +69,9 @@ def shaped_rewards(dump: Dump) -> Iterator[Shaped]:
 def stated_kl(spec: Any) -> str:
     """The name of the stated estimator."""
     name = {"abs": "|k1|"}.get(spec.estimator, spec.estimator)
-    return "k3 up to 10" if name == "k3" and spec.limit == 10.0 else str(name)
+    if name == "k3" and spec.limit == 10.0:
+        return "k3 up to 10"
+    return str(name)
 
 
 def stated_rewards(dump: Dump) -> Convention:
@@ -141,5 +143,8 @@ def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[TriedConventio
                         value = whiten(plain, inside, epsilon=epsilon, ddof=ddof, place=where)[inside]
                         chosen = {STANDARD: STANDARDS[True], COUNT: COUNTS[count], EPSILON: f"{epsilon:g}"}
                         chosen |= {PLACE: PLACES[place]} if epsilon else {}
-                        spread = plain[inside].std().clamp(min=1e-12) if int(inside.sum()) > 1 else size
+                        if int(inside.sum()) > 1:
+                            spread = plain[inside].std().clamp(min=1e-12)
+                        else:
+                            spread = size
                         yield TriedConvention(begun | chosen, value, (size / spread).expand(len(value)))

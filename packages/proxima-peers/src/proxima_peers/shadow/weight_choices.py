@@ -75,7 +75,10 @@ def weight_tables(dump: Dump) -> Iterator[tuple[Convention, Tensor]]:
 
 
 def _weights(dump: Dump, spec: Any, towards: str) -> Tensor:
-    before = dump["old_log_prob"] if towards == "old" else dump["log_prob"]
+    if towards == "old":
+        before = dump["old_log_prob"]
+    else:
+        before = dump["log_prob"]
     fields = {"behavior_log_prob": dump["rollout_log_prob"], "proximal_log_prob": before}
     b = dump.batch(dump.loss_mask, dump["log_prob"], **fields)
     weight = apply_corrections(b, [spec])[0].weight
@@ -115,7 +118,10 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(given, Rejection) or "rollout_log_prob" not in dump:
         return
     for towards in NUMERATORS if "old_log_prob" in dump else ("current",):
-        before = dump["old_log_prob"] if towards == "old" else dump["log_prob"]
+        if towards == "old":
+            before = dump["old_log_prob"]
+        else:
+            before = dump["log_prob"]
         fields = {"behavior_log_prob": dump["rollout_log_prob"], "proximal_log_prob": before}
         b = dump.batch(mask, dump["log_prob"], **fields)
         for level, reduce in (("token", "mean"), ("sequence", "mean"), ("sequence", "sum"), ("sequence", "max")):
@@ -131,7 +137,10 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
                     spec = Rejection(statistic=given.statistic, upper=upper, lower=lower, **options)
                 except UserError:
                     continue
-                each = "tokens" if level == "token" else f"answers, by the {reduce} of their tokens"
+                if level == "token":
+                    each = "tokens"
+                else:
+                    each = f"answers, by the {reduce} of their tokens"
                 turned = ", bounds of the reciprocal" if inverted else ""
                 yield f"{each}{turned}, {NUMERATORS[towards]}", (spec(b).keep & b.loss_mask).view(dump.shape)
 

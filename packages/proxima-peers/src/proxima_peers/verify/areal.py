@@ -83,7 +83,11 @@ def ppo(record: Record) -> Iterator[Attempt]:
     dual = p.get("c_clip")
     high = low if high is None else high
     low = min(low, 1.0)  # a ratio is positive
-    spec: Any = Gspo(low, high, "sequence", dual) if sequence else PpoClip(low, high, dual)
+    spec: Any
+    if sequence:
+        spec = Gspo(low, high, "sequence", dual)
+    else:
+        spec = PpoClip(low, high, dual)
     options = p.get("rejection_sampling")
     loose = record.tolerance()
     if options is not None:  # the behavior weights are exponentials in float32 (A6)
@@ -108,7 +112,9 @@ def _farthest(b: PolicyBatch) -> float:
     """The largest |log π_prox − log μ|, in nats; in float32, its exponential is off by this times the rounding."""
     assert b.proximal_log_prob is not None and b.behavior_log_prob is not None
     gap = torch.where(b.loss_mask, b.proximal_log_prob - b.behavior_log_prob, 0.0)
-    return float(gap.abs().nan_to_num(0.0, 0.0).amax()) if len(gap) else 0.0
+    if len(gap):
+        return float(gap.abs().nan_to_num(0.0, 0.0).amax())
+    return 0.0
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -218,8 +224,16 @@ def masked_normalization(record: Record) -> Iterator[Attempt]:
     epsilon = p.get("eps", 1e-5)
     biased = not p.get("unbiased", False)
     p.mark_irrelevant("all_reduce")  # there is only one process
-    loose = (3e-7, 1e-9) if p.get("high_precision", True) else (2e-6, 1e-6)  # the results are float32
-    shrunk = math.sqrt(1 - 1 / int(mask.sum())) if biased else 1.0  # the biased deviation, as a share of ours
+    # the results are float32
+    if p.get("high_precision", True):
+        loose = (3e-7, 1e-9)
+    else:
+        loose = (2e-6, 1e-6)
+    # the biased deviation, as a share of ours
+    if biased:
+        shrunk = math.sqrt(1 - 1 / int(mask.sum()))
+    else:
+        shrunk = 1.0
     for reason, share in ((None, 1.0), ("A7", shrunk)) if biased else ((None, 1.0),):
         ours = standardised(values.flatten(), mask.flatten(), epsilon / share) / share
         yield reason, [record.expect("out", ours.view(mask.shape), *loose, where=mask)]
@@ -246,8 +260,14 @@ def normalization(record: Record) -> Iterator[Attempt]:
     if not alone:
         yield None, [record.expect("out", Grpo(scale, epsilon)(o), *loose)]
     # AReaL takes the deviation after centring; the biased one is a share of ours
-    count = (group[:, None] == group[None]).sum(1) if scale == "group" else torch.tensor(len(x))
-    share = (1 - 1 / count.double()).sqrt() if biased else torch.ones(())
+    if scale == "group":
+        count = (group[:, None] == group[None]).sum(1)
+    else:
+        count = torch.tensor(len(x))
+    if biased:
+        share = (1 - 1 / count.double()).sqrt()
+    else:
+        share = torch.ones(())
     if alone or biased or (mean, std) == ("group", "batch"):
         left = replace(o, reward=centre(o) * share)
         yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, *loose)]
@@ -290,7 +310,10 @@ def ppo_numbers(
         for rejected in rejecting:
             kept = kept & (padded.rows(rejected.keep) != 0)
         weight = torch.where(kept, padded.rows(weighing.weight), 0.0)
-        filtered = padded.mask & ~kept if rejecting else padded.mask & (weight != _unbounded(padded, corrections[0]))
+        if rejecting:
+            filtered = padded.mask & ~kept
+        else:
+            filtered = padded.mask & (weight != _unbounded(padded, corrections[0]))
         behave = _behave_numbers(record, kept, weight)
         behave["filtered_fraction"] = filtered.sum() / padded.mask.sum().clamp(min=1)
     gap = record.tensor("logp") - record.tensor("prox_logp")

@@ -69,7 +69,8 @@ def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
         UnsupportedRecord: no code of ours computes an expected number.
     """
     numbers = numbers_of_record(record.name, record.params.read(), record.inputs.read(), import_code)
-    if unknown := uncovered(record, numbers):
+    unknown = uncovered(record, numbers)
+    if unknown:
         raise UnsupportedRecord(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
     rtol, atol = TOLERANCE["rtol"], TOLERANCE["atol"]

@@ -24,7 +24,11 @@ def policy_losses(record: Record) -> Iterator[Attempt]:
     `rl_scale`; `adv_tau` is a factor of the advantages."""
     p = record.params
     band = "ipo_loss_fn" in record.source
-    spec: Any = TvBand(p["eps"]) if band else Dppo(delta=p["dppo_mask_high"], delta_low=p["dppo_mask_low"])
+    spec: Any
+    if band:
+        spec = TvBand(p["eps"])
+    else:
+        spec = Dppo(delta=p["dppo_mask_high"], delta_low=p["dppo_mask_low"])
     rows = record.inputs["trainer_logprobs"]
     leaf = concatenated(rows).requires_grad_()
     b = PolicyBatch(

@@ -45,7 +45,10 @@ class Check:
     @cached_property
     def error(self) -> float:
         """The distance from the tolerance, 0 inside it; infinite if the shapes differ."""
-        candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)
+        if isinstance(self.ours, tuple):
+            candidates = self.ours
+        else:
+            candidates = (self.ours,)
         return min(self._outside(as_tensor(value)) for value in candidates)
 
     def _outside(self, ours: Tensor) -> float:
@@ -53,7 +56,9 @@ class Check:
         if ours.shape != theirs.shape:
             return float("inf")
         allowed = self.atol + self.rtol * theirs.abs().nan_to_num(nan=0.0, posinf=0.0).clamp(min=self.scale)
-        return max(0.0, float((self.distance(ours, theirs) - allowed).max())) if ours.numel() else 0.0
+        if ours.numel():
+            return max(0.0, float((self.distance(ours, theirs) - allowed).max()))
+        return 0.0
 
     def distance(self, ours: Tensor, theirs: Tensor) -> Tensor:
         """|ours − theirs|; 0 where both are NaN, the same infinity or undefined, infinite where only one is NaN."""
@@ -86,7 +91,9 @@ class Tracked(dict[str, Any]):
     def section(self, name: str) -> "Tracked":
         """The options nested in another one; empty if it is absent or null."""
         options = self.get(name)
-        return options if isinstance(options, Tracked) else Tracked({})
+        if isinstance(options, Tracked):
+            return options
+        return Tracked({})
 
     def mark_irrelevant(self, *names: str) -> None:
         """Mark names, dotted if nested, as read because they affect no number of this record."""
@@ -196,7 +203,10 @@ class Record:
 
         The terms of the loss have either sign, and each is about as large as its gradient times max(1, |leaf|).
         """
-        within = self.tolerance() if tolerance is None else tolerance
+        if tolerance is None:
+            within = self.tolerance()
+        else:
+            within = tolerance
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         scale = float((slope.abs() * leaf.detach().abs().clamp(min=1)).nan_to_num().sum())
         return [self.expect("loss", value.detach(), *within, scale=scale), self.expect(gradient, slope, *within)]

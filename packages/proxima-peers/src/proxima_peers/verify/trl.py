@@ -94,7 +94,9 @@ def grpo(record: Record) -> Iterator[Attempt]:
     padded = rows_of(record)
     spec = trl_surrogate(p)
     aggregate = AGGREGATES[kind](p)
-    penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True))) if beta else None
+    penalty = None
+    if beta:
+        penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True)))
     corrections = _corrections(record)
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
     metrics = record.checks(grpo_numbers(record, sampler))
@@ -262,9 +264,11 @@ def _corrections(record: Record) -> list[Any]:
     corrections: list[Any] = []
     if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
         corrections.append(Changed(given_weights, ratio))
-    if (share := p.get("top_entropy_quantile", 1.0)) < 1.0:
+    share = p.get("top_entropy_quantile", 1.0)
+    if share < 1.0:
         corrections.append(TopEntropy(share))
-    if (threshold := p.get("off_policy_mask_threshold")) is not None:
+    threshold = p.get("off_policy_mask_threshold")
+    if threshold is not None:
         corrections.append(_off_policy(record, threshold))
     return corrections
 

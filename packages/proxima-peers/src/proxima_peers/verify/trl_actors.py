@@ -113,7 +113,10 @@ def dppo(record: Record) -> Iterator[Attempt]:
         variants.append(("T19", Changed(masked, spec, _keep_of_trl(spec, padded.b, zero))))
     for reason, variant in variants:
         loss = loss_of(padded.b, variant, TokenMean(), None, penalty)
-        value = loss.value if given is None else loss.numerator / float(as_tensor(given))
+        if given is None:
+            value = loss.value
+        else:
+            value = loss.numerator / float(as_tensor(given))
         keep = padded.rows(loss.keep)
         checks = [*record.loss_checks(value, padded.leaf), record.expect("divergence_mask", keep)]
         yield reason, [*checks, *record.checks(dppo_numbers(record, keep != 0))]

@@ -72,8 +72,15 @@ def _advantage_block(
         rewards = ((rows - rows.nanmean(1, keepdim=True)) / (_deviation(rows, factor) + 1e-4)).view(rewards.shape)
     reward = (rewards * torch.tensor(weights, dtype=torch.float64).to(factor)).nansum(1)
     reward = torch.where(unknown, torch.nan, reward)
-    centred = reward.view(1, -1) if each else reward.view(-1, size)
-    spread = reward.view(1, -1) if each or scale == "batch" else reward.view(-1, size)  # `none` still looks at it
+    if each:
+        centred = reward.view(1, -1)
+    else:
+        centred = reward.view(-1, size)
+    # `none` still looks at it
+    if each or scale == "batch":
+        spread = reward.view(1, -1)
+    else:
+        spread = reward.view(-1, size)
     std = _deviation(spread, factor).expand_as(spread).reshape(-1)
     advantage = (centred - centred.nanmean(1, keepdim=True)).reshape(-1)
     if each or scale != "none":
@@ -149,7 +156,10 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
 def _whitened(values: Tensor, mask: Tensor, factor: torch.dtype, *, shift: bool = True) -> Tensor:
     """`whiten`, with the variance's n / (n - 1) in the dtype `factor`."""
     n = mask.sum().double()
-    rounded = float((n / (n - 1)).to(factor).double() / (n / (n - 1))) if n > 1 else 1.0
+    if n > 1:
+        rounded = float((n / (n - 1)).to(factor).double() / (n / (n - 1)))
+    else:
+        rounded = 1.0
     mean = 0.0 if shift else values[mask].mean()
     ours = whiten(values, mask, epsilon=1e-8 / rounded) / rounded**0.5 + mean
     return torch.where(mask, ours, 0.0)

@@ -41,7 +41,10 @@ def distillation(record: Record) -> Iterator[Attempt]:
     spec = DISTILLATIONS[kind](top_k=ids.shape[1], **fields)
     loss = distillation_loss(b, divergence=spec, aggregate=TokenMean())
     count = p.get("num_items_in_batch")
-    value = loss.value if count is None else loss.numerator / count
+    if count is None:
+        value = loss.value
+    else:
+        value = loss.numerator / count
     (gradient,) = torch.autograd.grad(value, student)
     checks = {"loss": value.detach(), "grad_student_logits": gradient}
     yield None, [Check(name, ours, record.leaves[name]) for name, ours in checks.items()]

@@ -15,7 +15,10 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 def loss_token_mean(values: Tensor, mask: Tensor) -> float:
     """The mean over the loss tokens, or over all rows, including empty ones, if there is one value per row ([B, 1])."""
-    inside = torch.ones_like(values, dtype=torch.bool) if values.shape[1] == 1 and mask.shape[1] != 1 else mask
+    if values.shape[1] == 1 and mask.shape[1] != 1:
+        inside = torch.ones_like(values, dtype=torch.bool)
+    else:
+        inside = mask
     return SumCount.over(values, inside).value
 
 
@@ -34,7 +37,9 @@ def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dic
     high = (gap > rise) & (advantage > 0)
 
     def of_rows(x: Tensor) -> Tensor:
-        return x[:, 0].double() if x.shape[1] == 1 and mask.shape[1] != 1 else (x & mask).sum(1).double() / mask.sum(1)
+        if x.shape[1] == 1 and mask.shape[1] != 1:
+            return x[:, 0].double()
+        return (x & mask).sum(1).double() / mask.sum(1)
 
     low_rows, high_rows = of_rows(low), of_rows(high)
     return {
@@ -50,7 +55,10 @@ def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
     """Mask [B, T], log-ratio [B, T] with 0 at padding, advantages [B, 1] or [B, T]."""
     mask = record.mask
     current = record.tensor("logp")
-    before = record.tensor("behavior_logp") if record.has("behavior_logp") else current
+    if record.has("behavior_logp"):
+        before = record.tensor("behavior_logp")
+    else:
+        before = current
     advantage = record.tensor("advantages")
     return mask, torch.where(mask, current - before, 0.0), advantage[:, None] if advantage.dim() == 1 else advantage
 
@@ -81,7 +89,11 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
     # corrected with the ratio before `delta` (T5)
     numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl", True) else 1.0)
     if kind in CLIPPED:
-        bounded = ratio if args.get("delta") is None else ratio.clamp(max=args["delta"])  # T3
+        # T3
+        if args.get("delta") is None:
+            bounded = ratio
+        else:
+            bounded = ratio.clamp(max=args["delta"])
         numbers |= clip_shares(p, bounded - 1, advantage, mask)
     elif kind == "cispo":
         capped = (ratio > p.get("epsilon_high", 0.2)) & (advantage > 0)  # T2

@@ -43,7 +43,9 @@ def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
         return None
     low, high = clip_ranges(p, kind)
     low = min(low, 1.0)  # a ratio is positive
-    return Gspo(low, high, "sequence") if kind == "GSPO" else PpoClip(low, high)
+    if kind == "GSPO":
+        return Gspo(low, high, "sequence")
+    return PpoClip(low, high)
 
 
 def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
@@ -54,7 +56,10 @@ def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
     decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
     if decay is not None and progress is None:
         raise UnsupportedRecord(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
-    share = 1.0 if decay is None else decay(float(progress or 0))
+    if decay is None:
+        share = 1.0
+    else:
+        share = decay(float(progress or 0))
     return low * share, (low if high is None else high) * share
 
 
@@ -89,7 +94,9 @@ def losses(record: Record) -> Iterator[Attempt]:
         p = Tracked({**p, "training_progress": record.inputs["training_progress"]})
         p.seen = record.params.seen
     spec = unirl_surrogate(p, kind)
-    clip_range = clip_ranges(p, kind)[0] if kind in CLIP_RANGES else None
+    clip_range = None
+    if kind in CLIP_RANGES:
+        clip_range = clip_ranges(p, kind)[0]
     # Options of the other algorithms, and of features that a stub stage lacks, have no effect.
     p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
     if p.get("old_logp_source", "rollout") != "rollout":
@@ -103,7 +110,9 @@ def losses(record: Record) -> Iterator[Attempt]:
         mode = "token-mean"  # UniRL's fallback for a mode that the algorithm does not know
     aggregate: Any = makers[mode]()
     every = replace(b, loss_mask=torch.ones_like(b.loss_mask))  # mask and metrics ignore the loss mask (U7)
-    single = _with_single_mask(record, spec, every) if isinstance(spec, (Cppo, Dppo)) else None
+    single = None
+    if isinstance(spec, (Cppo, Dppo)):
+        single = _with_single_mask(record, spec, every)
     far = kind == "GRPO" and beyond_limit(b.log_prob - _known(b.behavior_log_prob))
     far = far or (isinstance(spec, Gspo) and beyond_ten(every))
     masked = not bool(b.loss_mask.all())
@@ -113,7 +122,11 @@ def losses(record: Record) -> Iterator[Attempt]:
         variant, keep = (spec, spec(every).keep) if edge is None else edge
         for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
             for limit in (False, True) if far else (False,):
-                bare: Any = Changed(clamped_at_ten, variant) if limit and isinstance(variant, Gspo) else variant
+                bare: Any
+                if limit and isinstance(variant, Gspo):
+                    bare = Changed(clamped_at_ten, variant)
+                else:
+                    bare = variant
                 loss = loss_of(batch, bare, aggregate, bounded=not limit)
                 denominator = loss.denominator
                 if of_all:
@@ -163,7 +176,10 @@ def _checks(
         checks.append(Check("keep", keep.double(), concatenated(record.expected["keep"])))
     names: dict[type, str] = {Cppo: "cppo_delta", Dppo: "dppo_delta", Drpo: "drpo_epsilon", Spo: "drpo_epsilon"}
     name = names.get(type(spec), "clip_range")
-    bound = clip_range if name == "clip_range" else getattr(spec, name.partition("_")[2])
+    if name == "clip_range":
+        bound = clip_range
+    else:
+        bound = getattr(spec, name.partition("_")[2])
     numbers = {"policy_loss": value.detach(), name: bound}
     numbers |= numbers_of(spec, b, keep)
     return [*checks, *record.checks(numbers, atol=1e-9)]
@@ -224,7 +240,10 @@ def _k3_numbers(b: PolicyBatch) -> dict[str, Any]:
 def _pull_numbers(spec: Any, b: PolicyBatch, ratio: Tensor) -> dict[str, Any]:
     """DRPO's penalty, and the shares of ratios beyond 1 ± ε / μ (SPO: 1 ± ε)."""
     assert b.advantage is not None and b.behavior_log_prob is not None
-    weight = b.behavior_log_prob.exp() if isinstance(spec, Drpo) else torch.ones_like(ratio)
+    if isinstance(spec, Drpo):
+        weight = b.behavior_log_prob.exp()
+    else:
+        weight = torch.ones_like(ratio)
     reach = spec.epsilon / weight
     return {
         "drpo_penalty_mean": (b.advantage.abs() * weight * (ratio - 1).square() / (2 * spec.epsilon)).mean(),
@@ -243,8 +262,13 @@ def normalizers(record: Record) -> Iterator[Attempt]:
         group[rows] = label
     grouped = members is not None
     epsilon = p.get("epsilon", 1e-8)
-    share = p.get("trim_outliers_ratio", 0.0) if grouped else 0.0
-    scale: Any = "batch" if grouped and p.get("use_global_std", False) else "group"
+    if grouped:
+        share = p.get("trim_outliers_ratio", 0.0)
+    else:
+        share = 0.0
+    scale: Any = "group"
+    if grouped and p.get("use_global_std", False):
+        scale = "batch"
     if share > 0:
         ours = trimmed(reward, group, share, reward.std() if scale == "batch" else None, epsilon)
     else:
@@ -261,7 +285,10 @@ def trimmed(reward: Tensor, group: Tensor, share: float, std: Tensor | None, eps
         members = group == label
         ordered = reward[members].sort().values
         cut = int(len(ordered) * share)
-        inner = ordered[cut : len(ordered) - cut] if len(ordered) > 2 and 2 * cut < len(ordered) else ordered
+        if len(ordered) > 2 and 2 * cut < len(ordered):
+            inner = ordered[cut : len(ordered) - cut]
+        else:
+            inner = ordered
         spread = Spread.over(inner, torch.ones_like(inner, dtype=torch.bool), "sample_std")
         out[members] = (reward[members] - spread.mean) / ((spread.value if std is None else std) + epsilon)
     return out

@@ -82,7 +82,10 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
         length: length of the partners; `none` keeps them out of statistics over tokens.
     """
     single = in_groups_of_one(o.group)
-    columns = o.reward[:, None] if o.parts is None else torch.cat([o.reward[:, None], o.parts], 1)
+    if o.parts is None:
+        columns = o.reward[:, None]
+    else:
+        columns = torch.cat([o.reward[:, None], o.parts], 1)
     alone = columns[single]
     if rewards == "zero":
         made = torch.zeros_like(alone)[None]
@@ -92,7 +95,10 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
         sign = torch.tensor([1.0, -1.0]).repeat(m // 2)[:, None, None]
         made = -alone / m + sign * apart
     count = len(made)
-    size = o.length[single].repeat(count) if length == "own" else torch.zeros(count * int(single.sum())).long()
+    if length == "own":
+        size = o.length[single].repeat(count)
+    else:
+        size = torch.zeros(count * int(single.sum())).long()
     both = torch.cat([columns, made.flatten(0, 1)])
     group = torch.cat([o.group, o.group[single].repeat(count)])
     parts = None if o.parts is None else both[:, 1:]
@@ -102,7 +108,10 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
 def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
     """The loss of a surrogate that drops tokens, with the mask `keep` [N] in place of its own bounds."""
     free: Any = replace(spec, delta=math.inf)
-    free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
+    if isinstance(free, Cppo):
+        free = replace(free, delta_b=math.inf)
+    else:
+        free = replace(free, delta_low=None)
     out: TokenLoss = free(b)
     return replace(out, loss=torch.where(keep, out.loss, torch.zeros_like(out.loss)), keep=keep)
 

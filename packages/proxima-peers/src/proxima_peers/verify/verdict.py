@@ -25,7 +25,10 @@ class Difference:
 
     @classmethod
     def of(cls, check: Check) -> "Difference":
-        value = check.ours[0] if isinstance(check.ours, tuple) else check.ours
+        if isinstance(check.ours, tuple):
+            value = check.ours[0]
+        else:
+            value = check.ours
         ours, theirs = as_tensor(value), as_tensor(check.theirs)
         if ours.shape != theirs.shape:
             return cls(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), [])

@@ -37,7 +37,8 @@ def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVe
         return unsupported(record, f"refused: {error}")
     if verdict.status == "unsupported":
         return unsupported(record, f"no reading of {record.params}")
-    if unread := record.params.unread:
+    unread = record.params.unread
+    if unread:
         return unsupported(record, f"no reading of the options {', '.join(unread)} in {record.source!r}")
     missing = uncovered(record, verdict.compared)
     if missing and verdict.status != "failed":

@@ -55,7 +55,9 @@ def aggregate_of(record: Record, width: int) -> Any:
     """The aggregation of a record; verl's norm divides by the padded width unless a factor is given (P1)."""
     kind = AGGREGATES[AGGREGATE_ALIASES[record.params["loss_agg_mode"]]]
     horizon = counts_of_step(record)["loss_scale_factor"]
-    return kind(horizon=width if horizon is None else horizon) if kind is SequenceMeanTokenSumNorm else kind()
+    if kind is SequenceMeanTokenSumNorm:
+        return kind(horizon=width if horizon is None else horizon)
+    return kind()
 
 
 def token_loss(record: Record, values: Tensor, b: PolicyBatch) -> Loss:
@@ -126,7 +128,10 @@ def policy(record: Record) -> Iterator[Attempt]:
         _refuse_random_choice(spec, padded.b)
     weight = padded.b.weight
     padded = replace(padded, b=replace(padded.b, weight=None))
-    correction = None if weight is None else Changed(given_weights, weight)
+    if weight is None:
+        correction = None
+    else:
+        correction = Changed(given_weights, weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
     loss = loss_of(padded.b, spec, aggregate, correction)
     yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
@@ -137,7 +142,10 @@ def policy(record: Record) -> Iterator[Attempt]:
     if mode == "sapo" and not isinstance(aggregate, SequenceMeanTokenMean):
         value = step_value(record, loss_of(padded.b, spec, SequenceMeanTokenMean(), correction))
     elif mode == "geo_mean":
-        own = spec if weight is None else Changed(_geo_mean_weighted, spec, weight)
+        if weight is None:
+            own = spec
+        else:
+            own = Changed(_geo_mean_weighted, spec, weight)
         value = loss_of(padded.b, own, SequenceMeanTokenMean(), bounded=False).numerator / len(padded.mask)
     elif mode == "gspo" and beyond_ten(padded.b):
         own = Changed(clamped_at_ten, spec)
@@ -188,7 +196,11 @@ def bypass(record: Record) -> Iterator[Attempt]:
     reinforce = {"reinforce": True, "ppo_clip": False}[own.get("loss_type", "ppo_clip")]
     low, high, dual = clip_range(record.params)
     record.params.mark_irrelevant(*ACTOR_OPTIONS)
-    spec: Any = Reinforce() if reinforce else PpoClip(min(low, 1.0), high, dual)
+    spec: Any
+    if reinforce:
+        spec = Reinforce()
+    else:
+        spec = PpoClip(min(low, 1.0), high, dual)
     for reason, inverted, more in readings(own, padded, proximal=False):
         chosen: list[Any] = rejections_of(own, "current", inverted=inverted)
         kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen)[0].loss_mask)
@@ -273,7 +285,10 @@ def _next_coefficient(
     controller: AdaptiveCoefficient, beta: float, kl: float, samples: int, *, unbounded: bool
 ) -> float:
     """Our update; `unbounded`: a step of n horizons moves it n times as far as a step of one horizon (P23)."""
-    times = max(1.0, samples / controller.horizon) if unbounded else 1.0
+    if unbounded:
+        times = max(1.0, samples / controller.horizon)
+    else:
+        times = 1.0
     return beta + times * (controller.next(beta, kl, samples) - beta)
 
 

@@ -52,7 +52,8 @@ def _weights(p: Tracked) -> tuple[float, ...] | None:
 def verl_advantages(record: Record) -> Iterator[Attempt]:
     """core_algos.compute_*_advantage"""
     name = estimator(record)
-    if (spec := group_spec(name, record.params)) is not None:
+    spec = group_spec(name, record.params)
+    if spec is not None:
         yield from _by_group(record, name, spec)
     else:
         yield from _by_token(record, name)
@@ -111,7 +112,9 @@ def _by_token(record: Record, name: str) -> Iterator[Attempt]:
         energy = 1 - 2 * flat["old_log_probs"].exp() + flat["sum_pi_squared"]
         if record.has("rollout_is_weights"):
             energy = energy * record.tensor("rollout_is_weights").flatten().square()
-    group = torch.tensor(record.inputs["group_ids"]) if record.has("group_ids") else None
+    group = None
+    if record.has("group_ids"):
+        group = torch.tensor(record.inputs["group_ids"])
     more = {"value": flat.get("values"), "group": group, "score_variance": energy}
     rewards = TokenRewards(reward=flat["token_level_rewards"], loss_mask=mask.flatten(), cu_seqlens=edges, **more)
 
@@ -150,9 +153,15 @@ def _token_baselines(
     holes = not packed and bool((mask[:, 1:] & ~mask[:, :-1]).any())
     reasons = [(name,) for name, present in (("P16", bool(single.any())), ("P21", holes)) if present]
     for names in (*reasons, *([("P16", "P21")] if len(reasons) == 2 else [])):
-        changed = _mirrored(rewards, single) if "P16" in names else rewards
+        if "P16" in names:
+            changed = _mirrored(rewards, single)
+        else:
+            changed = rewards
         rows = len(changed.cu_seqlens) - 1
-        ours = _by_column(changed, spec, mask.shape[1]) if "P21" in names else spec(changed)
+        if "P21" in names:
+            ours = _by_column(changed, spec, mask.shape[1])
+        else:
+            ours = spec(changed)
         yield ", ".join(names), ours.view(rows, -1)[: len(mask)].flatten()
 
 

@@ -48,7 +48,10 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
     """verl's metrics for our `spec`, under their bare names, over the loss mask of `b`."""
     mask = b.loss_mask
     log_ratio = masked_log_ratio(b)
-    kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) if isinstance(spec, CLAMPED) else log_ratio
+    if isinstance(spec, CLAMPED):
+        kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    else:
+        kl = log_ratio
     none = SumCount.over(torch.zeros_like(mask), mask)
     gap = kl.abs() if isinstance(spec, KlCov) else -kl  # kl_cov: mean |log-ratio| (P9)
     numbers: Metrics = {"ppo_kl": SumCount.over(gap, mask), "pg_clipfrac": none, "pg_clipfrac_lower": none}
@@ -73,7 +76,10 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         numbers["pg_clipfrac_lower"] = SumCount.over(far & (advantage < 0), mask)
     elif isinstance(spec, Dppo):
         valid = _valid(spec, b)
-        cap = float("inf") if spec.ratio_cap is None else spec.ratio_cap
+        if spec.ratio_cap is None:
+            cap = float("inf")
+        else:
+            cap = spec.ratio_cap
         numbers["pg_clipfrac"] = SumCount.over(~valid, mask)
         numbers["pg_clipfrac_lower"] = SumCount.over(valid & (masked_ratio(b) > cap), mask)
     return numbers
@@ -190,8 +196,14 @@ class ReportedRejection:
         """The metrics that 0.9 reports, under bare names; verl leaves out empty rows here too."""
         values = self.values(b)
         mask = b.loss_mask
-        token = values if self.rule.level == "token" else values[b.sequence_index]
-        row = segment_mean(token, mask, b.cu_seqlens) if self.rule.level == "token" else values
+        if self.rule.level == "token":
+            token = values
+        else:
+            token = values[b.sequence_index]
+        if self.rule.level == "token":
+            row = segment_mean(token, mask, b.cu_seqlens)
+        else:
+            row = values
         some = segment_count(mask, b.cu_seqlens) > 0
         each, where = (values, mask) if self.rule.level == "token" else (row, some)
         hit = mask & ~self.keep(b)
@@ -213,7 +225,9 @@ class ReportedRejection:
             "masked_fraction": SumCount.over(hit, mask),
             "seq_masked_fraction": SumCount.over(segment_count(hit, b.cu_seqlens) > 0, some),
         }
-        return out if self.lower is None else out | {"seq_fraction_low": SumCount.over(row < self.lower, some)}
+        if self.lower is None:
+            return out
+        return out | {"seq_fraction_low": SumCount.over(row < self.lower, some)}
 
 
 def masked_numbers(b: PolicyBatch, keep: Tensor, *, all_rows: bool) -> Metrics:
@@ -245,7 +259,10 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
     if isinstance(metric, Spread) and metric.kind == "std":
         scale = abs(float(metric.mean)) + metric.value
         rounding = 1e-6 * scale**2  # of the variance in float32
-        noise = min(math.sqrt(rounding), rounding / max(metric.value, 1e-12)) if single else scale * 1e-7
+        if single:
+            noise = min(math.sqrt(rounding), rounding / max(metric.value, 1e-12))
+        else:
+            noise = scale * 1e-7
         return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, noise)
     rtol, atol = (2e-5, 2e-6) if single else (5e-7, 1e-10)
     ours: Any = metric.value
@@ -258,4 +275,6 @@ def _noisy_std(metric: Spread) -> float:
     count, mean = float(metric.count), float(metric.mean)
     below = count + EPSILON
     second = (float(metric.squares) + count * mean * mean) / below
-    return 0.0 if count <= 1 else math.sqrt(max(0.0, second - (count * mean / below) ** 2))
+    if count <= 1:
+        return 0.0
+    return math.sqrt(max(0.0, second - (count * mean / below) ** 2))

@@ -27,7 +27,9 @@ from proxima_peers.verify.verl_metrics import (
 def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
     """Lower and upper bound; verl writes "lo_hi", or only the upper bound."""
     low, _, high = str(threshold).partition("_")
-    return (float(low), float(high)) if high else (None, float(low))
+    if high:
+        return (float(low), float(high))
+    return (None, float(low))
 
 
 def importance(options: Tracked, towards: Any = "proximal") -> Importance:
@@ -42,7 +44,10 @@ def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, flo
     """The comma-separated rules in `rollout_rs` of verl 0.9: level and reduction, statistic, and bounds as written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
     given = options.get("rollout_rs_threshold")
-    limits = [x.strip() for x in str(given).split(",")] if given is not None else []
+    if given is not None:
+        limits = [x.strip() for x in str(given).split(",")]
+    else:
+        limits = []
     if len(limits) == 1:
         limits = limits * len(names)
     if names and len(limits) != len(names):
@@ -166,7 +171,8 @@ def pr3694(record: Record) -> Iterator[Attempt]:
 def _readings(padded: Padded, reason: str) -> Iterator[tuple[str | None, PolicyBatch | None]]:
     """Our reading, without the empty rows, and verl's, which counts them, if there are any."""
     yield None, None
-    if (more := filled(padded)) is not None:
+    more = filled(padded)
+    if more is not None:
         yield reason, more
 
 
@@ -179,14 +185,18 @@ def version07(record: Record) -> Iterator[Attempt]:
     weights = [importance(p)] if p.get("rollout_is") else []
     drops: list[Any] = []
     bounded: Importance | None = None
-    if (level := p.get("rollout_rs")) is not None:
+    level = p.get("rollout_rs")
+    if level is not None:
         high = p.get("rollout_rs_threshold", 2.0)
         low = p.get("rollout_rs_threshold_lower")
         where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
         drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
         bounded = Importance(level, "none", high, low)
     threshold = p.get("rollout_token_veto_threshold")
-    vetoes = [] if threshold is None else [Importance(bound="none", veto=threshold, rejected="drop")]
+    if threshold is None:
+        vetoes = []
+    else:
+        vetoes = [Importance(bound="none", veto=threshold, rejected="drop")]
     checks = _mask_checks(record, padded, weights, [*drops, *vetoes])
     for reason, more in _readings(padded, "P27"):
         numbers = policy_numbers(padded.b, more)

@@ -76,7 +76,9 @@ class DeviceWatch(TorchDispatchMode):
                 return func(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
             self.wait("item")
-            return 1.0 if args[0].is_floating_point() else args[0].dtype == torch.bool or 1
+            if args[0].is_floating_point():
+                return 1.0
+            return args[0].dtype == torch.bool or 1
         if func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
             args = self._indices(func, args)
         elif torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags:
@@ -126,7 +128,10 @@ class DeviceWatch(TorchDispatchMode):
         if func is aten.is_pinned.default:
             return self._is_pinned(tensor)
         with unset_fake_temporarily():
-            pinned = tensor[...] if _holds_no_data(tensor) else tensor.clone()
+            if _holds_no_data(tensor):
+                pinned = tensor[...]
+            else:
+                pinned = tensor.clone()
         place = pinned.untyped_storage().data_ptr()
         self._pinned.add(place)
         weakref.finalize(pinned, self._pinned.discard, place)
@@ -143,7 +148,12 @@ class DeviceWatch(TorchDispatchMode):
         before = _is_there(source)
         target = _target(kwargs)
         dtype = kwargs.get("dtype") or source.dtype
-        after = _is_there(args[0]) if writes else before if target is None else target == NAME
+        if writes:
+            after = _is_there(args[0])
+        elif target is None:
+            after = before
+        else:
+            after = target == NAME
         if before and after:
             return self._kept(func(*args, **kwargs))
         if not before and not after:
@@ -153,7 +163,9 @@ class DeviceWatch(TorchDispatchMode):
         if not (silent and self._is_pinned(source if after else args[0])):
             self.wait("copy to the device" if after else "copy to the host")
         if after:
-            return args[0] if writes else self._kept(torch.empty(source.shape, dtype=dtype, device=NAME))
+            if writes:
+                return args[0]
+            return self._kept(torch.empty(source.shape, dtype=dtype, device=NAME))
         with unset_fake_temporarily():
             if not writes:
                 return _plausible(source.shape, dtype)

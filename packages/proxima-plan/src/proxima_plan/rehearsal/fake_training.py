@@ -85,7 +85,11 @@ class FakeLoader:
             sharding = sharding if path == self.path else auxiliary_sharding(sharding, path, revision)
             require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)  # type: ignore[arg-type]
         config: Any = load_config(path, revision)
-        kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+        kind: Any
+        if scalar:
+            kind = AutoModelForSequenceClassification
+        else:
+            kind = AutoModelForCausalLM
         if scalar:
             config.num_labels = 1
         with torch.device("meta"):
@@ -95,7 +99,10 @@ class FakeLoader:
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         if sharding is not None:
             shard_model(model, sharding, self.device)
-        resting = torch.device("cpu") if sharding is not None and sharding.offload else self.device
+        if sharding is not None and sharding.offload:
+            resting = torch.device("cpu")
+        else:
+            resting = self.device
         model._apply(lambda tensor: torch.empty_like(tensor, device=resting) if tensor.is_meta else tensor)
         model.tie_weights()
         for name, parameter in model.named_parameters():
@@ -131,7 +138,10 @@ def trainings(config: Any, loader: FakeLoader) -> list[Training]:
     learner = learning.make_learner(config, source, source.load(), ComputeThread(), engines=engines, ranks=loader.ranks)
     critic = learner.critic
     stages = [stage for stage in learner.stages if not isinstance(stage, _EngineColumn)]
-    of_critic = [] if critic is None else [Training(critic.stack, critic.objective, [critic.stage])]
+    if critic is None:
+        of_critic = []
+    else:
+        of_critic = [Training(critic.stack, critic.objective, [critic.stage])]
     return [*of_critic, Training(learner.stack, learner.objective.at_version(VERSION), stages)]
 
 
@@ -170,9 +180,11 @@ def _trajectory(config: Any, training: Training, group: int, sample: int, prompt
         columns["reference_log_prob"] = log_prob
     if config.algorithm.proximal == "next":
         columns["next_log_prob"] = columns["proximal_log_prob"] = log_prob
-    if (distillation := config.algorithm.distillation) is not None:
+    distillation = config.algorithm.distillation
+    if distillation is not None:
         columns |= {"teacher_log_prob": log_prob} | _buckets(distillation.divergence, length, log_prob)
-    if (wide := getattr(config.engine, "top_k_log_probs", 0)) > 0:
+    wide = getattr(config.engine, "top_k_log_probs", 0)
+    if wide > 0:
         columns["top_k"] = np.zeros((length, wide), np.int32) + np.arange(wide, dtype=np.int32)
         columns["behavior_top_k_log_prob"] = np.zeros((length, wide), np.float32) - 3
     if replays_sampling_masks(config.sampling, config.algorithm):

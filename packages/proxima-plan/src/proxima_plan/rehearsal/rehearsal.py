@@ -74,7 +74,9 @@ def _outcome(recipe: str, overrides: Sequence[str], ranks: int, import_code: boo
 
 
 def _sharding(config: Any, ranks: int) -> Sharding | None:
-    return None if ranks == 1 else config.model.source(placement=config.placement).sharding or Sharding()
+    if ranks == 1:
+        return None
+    return config.model.source(placement=config.placement).sharding or Sharding()
 
 
 def shape_of(config: Any, batch: GroupStep | ExampleStep, shares: int = 1) -> StepShape:
@@ -192,6 +194,9 @@ def _located(error: Exception) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if PurePath(frame.filename).parent != here and not {*PurePath(frame.filename).parts}.intersection(foreign)
     ]
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+    if frames:
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: "
+    else:
+        place = ""
     line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)
     return f"{place}{line}"

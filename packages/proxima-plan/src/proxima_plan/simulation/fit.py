@@ -35,7 +35,9 @@ def assumptions(
         assumed, steps, resolved = observed_run(folder, import_code=import_code)
         if here is not None:
             assumed = with_speed(assumed, steps, resolved, here)
-    return assumed if score is None else replace(assumed, score=score)
+    if score is None:
+        return assumed
+    return replace(assumed, score=score)
 
 
 def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions, Sequence[Record], Resolved[Any]]:
@@ -49,7 +51,8 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
     steps = [record for record in run.train if files.rollout_file(int(record["step"])).is_file()]
     if len(steps) < 2:
         raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
-    steps = steps[WARM_UP:] if len(steps) >= 3 * WARM_UP + 1 else steps
+    if len(steps) >= 3 * WARM_UP + 1:
+        steps = steps[WARM_UP:]
     resolved = resolve(folder, import_code=import_code)
     with reading(f"a file of {folder}", "proxima check tells which one is damaged"):
         return _assumed(files, steps, resolved), steps, resolved

@@ -69,7 +69,10 @@ def simulate_scale(
     """
     config = generating(resolved, "--devices with several numbers", remedy="name one number of devices")
     placement = config.placement
-    sharding = Sharding() if is_local(placement) else Sharding.of(placement)
+    if is_local(placement):
+        sharding = Sharding()
+    else:
+        sharding = Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
     ranks = lcm(sharding.ranks_per_share, sharding.tensor_parallel * sharding.expert_parallel)
     recipe.check(DeviceLayout(ranks, sharding))
@@ -112,12 +115,17 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     around = lag + 1 if lag else 0
     steps = min(STEPS, config.train.steps)
     config = replace(config, train=replace(config.train, steps=steps + 2 * around))
-    concurrent = (lag + 1) * config.train.prompts_per_step if lag else None
+    concurrent = None
+    if lag:
+        concurrent = (lag + 1) * config.train.prompts_per_step
     measured = simulate_lag(config, plan, assumed, lag, concurrent, most=around + steps)[around:]
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages
     waiting = figures_of(measured).idle_trainer
-    longest = generate if waiting > 0.5 else max(rest, key=lambda stage: stage.seconds)
+    if waiting > 0.5:
+        longest = generate
+    else:
+        longest = max(rest, key=lambda stage: stage.seconds)
     return ScaledRun(
         devices=plan.layout.devices,
         lag=lag,

@@ -276,6 +276,7 @@ class TimedReplica:
             first = min(end, max(0, math.ceil(progress - completion.begin - ROUNDING)))
             if first < end:
                 runs.append((version, end - first))
-            if (end := first) == 0:
+            end = first
+            if end == 0:
                 break
         return runs

@@ -26,4 +26,6 @@ def word_counts(text: Any) -> Counter[str]:
 
 def letter_or_space(character: str) -> str:
     """The character of a word itself, and a space for anything else."""
-    return character if unicodedata.category(character)[0] in "LMN" or character == "_" else " "
+    if unicodedata.category(character)[0] in "LMN" or character == "_":
+        return character
+    return " "

@@ -60,7 +60,8 @@ class ProximaWorker:
         ends the server, where tokens of one request are scored and another is sampled in one forward pass."""
         worker: Any = self
         for module in worker.model_runner.model.modules():
-            if (wrapper := getattr(module, "punica_wrapper", None)) is not None:
+            wrapper = getattr(module, "punica_wrapper", None)
+            if wrapper is not None:
                 wrapper.add_lora_logits = lambda logits, *_, **__: logits
 
 
@@ -73,7 +74,8 @@ def _forget_packed_experts(model: Any) -> list[tuple[Any, Any]]:
     forgotten = list[tuple[Any, Any]]()
     for module in model.modules() if current_platform.is_cpu() else ():
         method: Any = getattr(module, "quant_method", None)
-        if (kernel := getattr(method, "moe_kernel", None)) is not None:
+        kernel = getattr(method, "moe_kernel", None)
+        if kernel is not None:
             forgotten.append((method, kernel))
             method.moe_kernel = None
     return forgotten
@@ -86,7 +88,8 @@ def _pack_tied_heads(model: Any) -> None:
 
     owners = dict[int, int]()
     for module in model.modules():
-        if (weight := module._parameters.get("weight")) is not None:
+        weight = module._parameters.get("weight")
+        if weight is not None:
             owners[id(weight)] = owners.get(id(weight), 0) + 1
     for module in model.modules():
         if not isinstance(module, ParallelLMHead) or not isinstance(module.quant_method, UnquantizedEmbeddingMethod):
@@ -338,7 +341,9 @@ def _source_of(kind: str) -> Source:
 
 def device_name(device: Any) -> str:
     """The name of a device that is the same in every process: of a GPU its UUID."""
-    return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+    if device.type == "cpu":
+        return "cpu"
+    return str(torch.cuda.get_device_properties(device).uuid)
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class AdapterTransport(StagedTransport):
         """See `WeightTransport`. `check_adapters` says it with the remedy."""
         if not servers.offer("adapters"):
             return "is not offered by every server"
-        return None if servers.read_our_files else f"needs weight_folder: {UNSEEN}"
+        if servers.read_our_files:
+            return None
+        return f"needs weight_folder: {UNSEEN}"
 
     @classmethod
     def cost(cls, servers: Receivers) -> float:

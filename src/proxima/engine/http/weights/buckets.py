@@ -147,4 +147,6 @@ def file_weights(model: Any, *, shapes: bool = False) -> Iterator[tuple[str, Ten
 
 def written_dtype(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype in which a weight is written: integers keep theirs."""
-    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype
+    if dtype is None or not weight.is_floating_point():
+        return weight.dtype
+    return dtype

@@ -214,7 +214,10 @@ def _stream(weights: StreamedWeights, delivery: _Delivery) -> None:
             delivery.begin()
             lender = lender_of(weights.module)
             fill = partial(_fill, plan=weights.plan, dtype=weights.dtype, file_names=weights.file_names)
-            problem = fill(_Alone(weights.module), delivery) if lender is None else lender.everywhere(fill, delivery)
+            if lender is None:
+                problem = fill(_Alone(weights.module), delivery)
+            else:
+                problem = lender.everywhere(fill, delivery)
         if problem is not None:
             raise problem
         whole = True
@@ -310,7 +313,8 @@ class _BucketMemory:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
             return {gpu_name(self.device): _cuda_handle(content)}
-        if (file := self._files.get(content.data_ptr())) is None:
+        file = self._files.get(content.data_ptr())
+        if file is None:
             return {}
         return {"cpu": {"file": str(file), "size": content.numel()}}
 

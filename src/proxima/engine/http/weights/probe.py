@@ -72,9 +72,15 @@ def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more; after those of an image, if prompts show images."""
     store = image_store(tokenizer)
-    image = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
+    if store is None:
+        image = np.zeros(0, np.int32)
+    else:
+        image = store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
-    length = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(image))
+    if longest is None:
+        length = CONTEXT + count
+    else:
+        length = min(CONTEXT + count, longest - 1 - len(image))
     if length <= CONTEXT:
         reason = f"is too short for the {len(image) + CONTEXT + 2} tokens of the probe"
         raise UserError(f"a maximum length of {longest} {reason}", remedy="set a larger model.max_length")
@@ -118,7 +124,10 @@ def precision_of(module: nn.Module) -> torch.dtype:
     lender = lender_of(module)
     dtype = next(module.parameters()).dtype
     if lender is not None:
-        dtype = lender.policy.compute_dtype if _has_float32(lender) else torch.bfloat16
+        if _has_float32(lender):
+            dtype = lender.policy.compute_dtype
+        else:
+            dtype = torch.bfloat16
     return dtype
 
 
@@ -141,7 +150,10 @@ def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
     (backbone, head), first = parts(module), first_compared(tokens)
     weight = weight_of(head)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
-    attention = "sdpa" if images is None else hugging_face_name("packed")
+    if images is None:
+        attention = "sdpa"
+    else:
+        attention = hugging_face_name("packed")
     with _plain(module, attention), torch.autocast(weight.device.type, enabled=False):
         if images is None:
             hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, first - 1 : -1]
@@ -198,7 +210,10 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None, names: Sequen
     else:
         count, squares = lender.everywhere(partial(_squares_of_ranks, tokens=tokens))
     parameters = dict(module.named_parameters())
-    unread = {id(parameter) for parameter in vision_parameters(module).values()} if images is None else set[int]()
+    if images is None:
+        unread = {id(parameter) for parameter in vision_parameters(module).values()}
+    else:
+        unread = set[int]()
     if names is not None:
         unread |= {id(parameter) for name, parameter in parameters.items() if name not in set(names)}
     movement = MOVED * (count / (len(parameters) if names is None else len(names))) ** 0.5
@@ -274,7 +289,11 @@ def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = No
     if lender is not None and not _has_float32(lender):
         return None
     away = np.abs(trainer_log_prob(module, tokens, images, other=True).astype(np.float64) - expected)
-    both = 1.0 if precision_of(module) != torch.bfloat16 else 2**0.5  # the trainer rounds too, but differently
+    # the trainer rounds too, but differently
+    if precision_of(module) != torch.bfloat16:
+        both = 1.0
+    else:
+        both = 2**0.5
     return Bound(both * float(away.mean()), both * float(away.max()))
 
 

@@ -387,7 +387,10 @@ def broadcast(
         formed.result()
     if not going:
         return
-    device = CPU if any(group.device == CPU for group in going) else next(iter(going)).device
+    if any(group.device == CPU for group in going):
+        device = CPU
+    else:
+        device = next(iter(going)).device
     with weights.lent():
         for bucket, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
             for group in list(going):
@@ -540,7 +543,10 @@ class _Sending:
             if hosts:
                 broadcast(self.weights, hosts, self._ended)
         except BaseException as error:
-            told = error if isinstance(error, Exception) else RuntimeError(str(error))
+            if isinstance(error, Exception):
+                told = error
+            else:
+                told = RuntimeError(str(error))
             for group in self.groups:
                 self._ended(group, told)
             raise

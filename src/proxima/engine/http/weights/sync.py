@@ -105,7 +105,10 @@ class WeightSync:
         self.transport = transport_kind(self.kind)(self.spec, self.setup)
         # outside training the model here is not the one that is trained
         ignored = self.spec.adapters_only and self.transport.sends != "adapters"
-        also = "; engine.adapters_only has no effect outside training" if ignored else ""
+        if ignored:
+            also = "; engine.adapters_only has no effect outside training"
+        else:
+            also = ""
         return f"engine: new weights are sent by {self.kind}: {reason}{also}"
 
     def _receivers(self, facts: Sequence[ServerFacts]) -> Receivers:
@@ -183,7 +186,9 @@ class WeightSync:
             reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are: it {problem}"
             raise UserError(reason, remedy="start it with the same options as the others")
         metrics = Report()
-        copy = await self._copy(staged) if await self._is_new(replica) else None
+        copy = None
+        if await self._is_new(replica):
+            copy = await self._copy(staged)
         if copy is not None and self.transport.sends == "adapters":
             await check_served_base(replica)
         try:
@@ -303,7 +308,9 @@ class WeightSync:
         check_held(update)
         with lent(module):
             if self._amounts is None:
-                names = adapter_names(module) if self.transport.sends == "adapters" else None
+                names = None
+                if self.transport.sends == "adapters":
+                    names = adapter_names(module)
                 self._amounts = strengths(module, self._tokens, self._images, names)
             with perturbing(module, self._amounts):
                 handover = self.transport.prepare(update, label, dtype, self._amounts)
@@ -317,4 +324,6 @@ def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
     reports."""
     names = {name for report in reports for name in report}
     figures = {name: max(report[name] for report in reports if name in report) for name in names}
-    return figures | {"replicas": len(reports)} if reports else {}
+    if reports:
+        return figures | {"replicas": len(reports)}
+    return {}

@@ -168,7 +168,9 @@ async def _is_incomplete(client: ServerClient) -> bool:
 
 async def _label(client: ServerClient) -> object:
     model = await client.get("/model_info")
-    return model.get("weight_version") if isinstance(model, Mapping) else None
+    if isinstance(model, Mapping):
+        return model.get("weight_version")
+    return None
 
 
 async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> None:
@@ -184,7 +186,8 @@ async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> 
 async def end_broken_update(client: ServerClient) -> bool:
     """If the last update of the weights was interrupted, end it. The weights, and their label, remain incomplete; True
     if they are."""
-    if incomplete := await _is_incomplete(client):
+    incomplete = await _is_incomplete(client)
+    if incomplete:
         with _suppressed(400):  # none is open
             await _end_update(client, Deadline(client.seconds))
     return incomplete

@@ -78,7 +78,8 @@ async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> 
 
 def files_of(url: str, weights: WeightsInFolder) -> AsyncIterator[Mapping[str, Any]]:
     """The updates that a folder consists of, one for each file. ServerError: they are gone."""
-    if not (files := sorted(weights.folder.glob("*.safetensors"))):
+    files = sorted(weights.folder.glob("*.safetensors"))
+    if not files:
         raise ServerError(url, "", f"the weights are gone from {weights.folder}")
     return _each([{"kind": "file", "content": {"file": str(file)}, "last": file == files[-1]} for file in files])
 

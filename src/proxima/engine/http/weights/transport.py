@@ -101,7 +101,8 @@ def choose_transport(servers: Receivers) -> tuple[str, str]:
         return "adapters", "set by engine.adapters_only"
     able = ways_of(servers)
     if spec.transfer != "auto":
-        if (problem := transport_kind(spec.transfer).unreached(servers)) is not None:
+        problem = transport_kind(spec.transfer).unreached(servers)
+        if problem is not None:
             raise FieldError("transfer", spec.transfer, problem, remedy=_other_ways(spec.transfer, able))
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
@@ -115,13 +116,19 @@ def _other_ways(transfer: str, able: Sequence[str]) -> str:
     """The remedy for a way that does not reach the servers; `able` do."""
     if able:
         others = f"use {', '.join(sorted(able))} or auto"
-        return f"{others}, or {SEEN}" if transfer == "folder" else others
-    return SEEN if transfer == "folder" else f"use folder, and {SEEN}"
+        if transfer == "folder":
+            return f"{others}, or {SEEN}"
+        return others
+    if transfer == "folder":
+        return SEEN
+    return f"use folder, and {SEEN}"
 
 
 def transport_kind(name: str) -> "type[WeightTransport]":
     """The class of a kind: of the table, or `package.module:Class`."""
-    return TRANSPORTS[name] if name in TRANSPORTS else class_of(name)
+    if name in TRANSPORTS:
+        return TRANSPORTS[name]
+    return class_of(name)
 
 
 def ways_of(servers: Receivers) -> list[str]:
@@ -166,7 +173,10 @@ class PushRound:
     """
 
     def __init__(self, replicas: Sequence[Replica], *, of_copies: bool = False) -> None:
-        self.copies = self if of_copies else PushRound(replicas, of_copies=True)
+        if of_copies:
+            self.copies = self
+        else:
+            self.copies = PushRound(replicas, of_copies=True)
         self.members = list[Replica]()  # those that have arrived
         self.outcome: asyncio.Task[Any] | None = None  # for the transport: what they all wait for
         self._missing = set(replicas)

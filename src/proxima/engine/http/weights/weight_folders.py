@@ -140,7 +140,10 @@ class StagedTransport(WeightTransport):
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec = spec
         self.setup = setup
-        root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
+        if spec.weight_folder is None:
+            root = None
+        else:
+            root = Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed = (self.folders(root) for _ in range(2))
 
     def prepare(
@@ -182,7 +185,9 @@ class FolderTransport(StagedTransport):
         """See `WeightTransport`. That they see `weight_folder` is found out when they load it."""
         if not servers.offer("folder"):
             return "is not offered by every server"
-        return None if servers.read_our_files else f"needs weight_folder: {UNSEEN}"
+        if servers.read_our_files:
+            return None
+        return f"needs weight_folder: {UNSEEN}"
 
     @classmethod
     def cost(cls, servers: Receivers) -> float:

@@ -74,7 +74,9 @@ class TokenLogProb:
     @property
     def bytes(self) -> list[int] | None:
         """The bytes of the text; None for a part of a character."""
-        return None if "\ufffd" in self.text else list(self.text.encode())
+        if "\ufffd" in self.text:
+            return None
+        return list(self.text.encode())
 
 
 @dataclass(frozen=True, kw_only=True)

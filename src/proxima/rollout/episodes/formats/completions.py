@@ -157,7 +157,9 @@ def _message(index: int, message: Any) -> ChatMessage:
 
 
 def _call(where: str, call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
+    function = None
+    if isinstance(call, dict):
+        function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         raise ChatRefused(f"{where}: can't be read")
     return written_call(function.get("name"), function["arguments"], where)
@@ -180,7 +182,10 @@ def _choice(index: int, answer: ChatAnswer) -> dict[str, Any]:
             {"token": each.text, "logprob": each.log_prob, "bytes": each.bytes, "top_logprobs": []}
             for each in answer.log_probs
         ]
-    log_probs = None if tokens is None else {"content": tokens, "refusal": None}
+    if tokens is None:
+        log_probs = None
+    else:
+        log_probs = {"content": tokens, "refusal": None}
     return {"index": index, "message": message, "finish_reason": answer.finish_reason, "logprobs": log_probs}
 
 

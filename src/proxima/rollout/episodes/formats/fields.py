@@ -138,7 +138,8 @@ def stop_texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def checked_tools(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
     """Tools in the form of chat completions, valid ones."""
     for i, tool in enumerate(tools):
-        if problem := tool_problem(tool, f"tools.{i}"):
+        problem = tool_problem(tool, f"tools.{i}")
+        if problem:
             raise ChatRefused(problem)
     return tuple(tools)
 
@@ -180,7 +181,9 @@ def asked_grammar(form: Any, field_name: str, *, within: str = "") -> Grammar | 
     if kind != "json_schema":
         raise not_done(field_name, form, "its type must be text, json_object or json_schema")
     facts = form.get(within) if within else form
-    schema = facts.get("schema") if isinstance(facts, dict) else None
+    schema = None
+    if isinstance(facts, dict):
+        schema = facts.get("schema")
     if not isinstance(schema, dict):
         where = ".".join(filter(None, (field_name, within, "schema")))
         raise ChatRefused(f"{where}: must be an object, a JSON schema")
@@ -206,7 +209,9 @@ class ContentParts:
         texts = list[str | None]()  # None: an image
         images = list[bytes]()
         for i, part in enumerate(content if isinstance(content, list) else [None]):
-            kind = part.get("type", self.texts[0]) if isinstance(part, dict) else None
+            kind = None
+            if isinstance(part, dict):
+                kind = part.get("type", self.texts[0])
             if kind == self.images and kind is not None:
                 images.append(_image(part, f"{where}.{i}"))
                 texts.append(None)
@@ -228,8 +233,12 @@ def _image(part: Mapping[str, Any], where: str) -> bytes:
     """The file of an image, which must be in the request itself."""
     given: Any = part.get("source") or part.get("image_url")
     if isinstance(given, dict):
-        given = given.get("data") if given.get("type") == "base64" else given.get("url")
-        given = f"data:;base64,{given}" if part.get("source") and given else given
+        if given.get("type") == "base64":
+            given = given.get("data")
+        else:
+            given = given.get("url")
+        if part.get("source") and given:
+            given = f"data:;base64,{given}"
     if not isinstance(given, str) or not given.startswith("data:"):
         raise ChatRefused(f"{where}: an image must be in the request, as a data URL or in base64")
     try:
@@ -241,7 +250,10 @@ def _image(part: Mapping[str, Any], where: str) -> bytes:
 def written_call(name: Any, arguments: Any, where: str) -> ToolCall:
     """A call that the assistant made, with arguments as JSON or as an object."""
     try:
-        read = load_json(arguments or "{}") if isinstance(arguments, str) else arguments
+        if isinstance(arguments, str):
+            read = load_json(arguments or "{}")
+        else:
+            read = arguments
         json.dumps(read, ensure_ascii=False).encode()
     except (TypeError, ValueError):
         raise ChatRefused(f"{where}: can't be read") from None

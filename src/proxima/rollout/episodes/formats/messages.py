@@ -54,14 +54,19 @@ class Messages:
         given = FIELDS.check(body)
         tools = checked_tools([_tool(i, tool) for i, tool in enumerate(list_field(given, "tools"))])
         choice = given.get("tool_choice", {"type": "auto"})
-        kind = choice.get("type") if isinstance(choice, dict) else None
+        kind = None
+        if isinstance(choice, dict):
+            kind = choice.get("type")
         if kind not in ("auto", "any", "none", "tool"):
             raise not_done("tool_choice", choice)
         thinking = given.get("thinking", {"type": "disabled"})
         if not isinstance(thinking, dict) or thinking.get("type") != "disabled":
             raise not_done("thinking", thinking, "the chat template decides whether the model thinks")
         system, _ = TEXT.read(given.get("system"), "system")
-        messages = [ChatMessage(role="system", content=system)] if system else []
+        if system:
+            messages = [ChatMessage(role="system", content=system)]
+        else:
+            messages = []
         for i, message in enumerate(list_field(given, "messages", " of messages")):
             messages += _messages(f"messages.{i}", message)
         continues = bool(messages) and messages[-1].role == "assistant"
@@ -81,11 +86,16 @@ class Messages:
     def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:
         """See `ApiFormat`."""
         (answer,) = answers
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": answer.content}] if answer.content else []
+        blocks: list[dict[str, Any]] = []
+        if answer.content:
+            blocks = [{"type": "text", "text": answer.content}]
         for key, call in answer.calls.items():
             blocks.append({"type": "tool_use", "id": key, "name": call.name, "input": dict(call.arguments)})
         reason = STOP_REASONS[answer.finish_reason]
-        own_stop = answer.stopped_by if answer.stopped_by in stop_texts(body, "stop_sequences") else ""
+        if answer.stopped_by in stop_texts(body, "stop_sequences"):
+            own_stop = answer.stopped_by
+        else:
+            own_stop = ""
         usage = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         return {
             "id": f"msg_{name}",
@@ -154,7 +164,10 @@ def _messages(where: str, message: Any) -> list[ChatMessage]:
         raise ChatRefused(f"{where}: must have a role of user, assistant")
     content = message.get("content")
     if not isinstance(content, list):
-        content = [] if content is None else [{"type": "text", "text": content}]
+        if content is None:
+            content = []
+        else:
+            content = [{"type": "text", "text": content}]
     kinds = [block.get("type") if isinstance(block, dict) else None for block in content]
     if message["role"] == "assistant":
         calls = [_call(f"{where}.content.{i}", content[i]) for i, kind in enumerate(kinds) if kind == "tool_use"]

@@ -99,7 +99,10 @@ class Responses:
         (answer,) = answers
         cut = answer.finish_reason == "length"
         status = "incomplete" if cut else "completed"
-        output = [] if answer.calls and not answer.content.strip() else [_text_item(f"msg_{name}", answer, status)]
+        if answer.calls and not answer.content.strip():
+            output = []
+        else:
+            output = [_text_item(f"msg_{name}", answer, status)]
         for key, call in answer.calls.items():
             called = {"call_id": key, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
             output.append({"id": f"fc_{name}_{key}", "type": "function_call", "status": "completed", **called})
@@ -136,7 +139,8 @@ class Responses:
 def chat_of(given: Mapping[str, Any], stored: Stored) -> list[ChatMessage]:
     """The chat of a request, without its instructions, which hold for that request alone."""
     earlier: Sequence[ChatMessage] = ()
-    if previous := given.get("previous_response_id"):
+    previous = given.get("previous_response_id")
+    if previous:
         if previous not in stored:
             what = f"previous_response_id={previous!r:.80}: no response of this episode that was stored has this id"
             raise ChatRefused(what, code="previous_response_not_found")
@@ -161,11 +165,15 @@ def _system(given: Mapping[str, Any]) -> list[ChatMessage]:
     instructions = given.get("instructions") or ""
     if not isinstance(instructions, str):
         raise ChatRefused("instructions: must be a text")
-    return [ChatMessage(role="system", content=instructions)] if instructions else []
+    if instructions:
+        return [ChatMessage(role="system", content=instructions)]
+    return []
 
 
 def _message(where: str, item: Any) -> ChatMessage:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
+    kind = None
+    if isinstance(item, dict):
+        kind = item.get("type", "message")
     if kind == "message" and str(item.get("role")) in ROLES:
         content, images = CONTENT.read(item.get("content"), f"{where}.content")
         return ChatMessage(role=ROLES[item["role"]], content=content, images=images)

@@ -28,7 +28,9 @@ class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         found = name.startswith(f"{__name__}.")
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if found else None
+        if found:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__ = _names_of(module.__name__)  # type: ignore[method-assign]

@@ -24,7 +24,8 @@ def hide(key: str) -> None:
 if __name__ == "__main__":  # not in the processes that it spawns, which import this module too
     from sglang.cli.main import main
 
-    if key := os.environ.pop("PROXIMA_SERVER_KEY", ""):
+    key = os.environ.pop("PROXIMA_SERVER_KEY", "")
+    if key:
         hide(key)
         sys.argv += ["--api-key", key]
     main()
