@@ -1,6 +1,6 @@
 """An engine that answers every prompt with the same text: what a model that writes calls in one format would."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,6 @@ class ScriptedEngine:
 
     async def pause(self, mode: str = "keep") -> None: ...
     async def resume(self) -> None: ...
-    async def abort(self, prompt_uid: int) -> None: ...
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None: ...
     async def health(self) -> Health:
         return Health(ok=True, version=self.version)

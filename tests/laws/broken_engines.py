@@ -213,7 +213,7 @@ class ForgetsInFlight:
 
 
 class AbortsOthers:
-    async def abort(self, engine, uid):
+    async def abort(self, engine, uid, samples=None):
         for other in range(3):
             await engine.abort(other)
 

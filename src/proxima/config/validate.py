@@ -109,6 +109,7 @@ CHECKS: Sequence[Check] = (
     algorithm_section.reference_engine_is_asked,
     algorithm_section.gdpo_reads_each_reward,
     algorithm_section.selections_are_possible,
+    algorithm_section.stopping_is_possible,
     algorithm_section.dynamic_sampling_has_a_selection,
     algorithm_section.question_pool_is_unbiased,
     algorithm_section.bounds_can_be_held,

@@ -208,6 +208,9 @@ class Completion(Columns):
         return np.concatenate([path.policy_version[path.sampled] for path in self.paths])
 
 
+STOPPED = "stopped before its end: pruning keeps others of its group"  # `Score.error`
+
+
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """The rewards of one completion, summed up.
@@ -245,6 +248,11 @@ class Score:
     def failed(cls, error: str) -> "Score":
         """An invalid score, as opposed to a reward of 0."""
         return cls(value=float("nan"), valid=False, error=error)
+
+    @property
+    def stopped(self) -> bool:
+        """True if pruning stopped the completion before its end, see `StopRule`: it has no score, and none failed."""
+        return self.error == STOPPED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,5 +295,6 @@ def without_score(groups: Sequence[Group]) -> int:
 
 def score_errors(groups: Sequence[Group]) -> str:
     """Join the distinct errors of the failed scores, at most three."""
-    errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
+    failed = [score for group in groups for score in group.scores if not score.valid and not score.stopped]
+    errors = list(dict.fromkeys(str(score.error) for score in failed))
     return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")

@@ -37,6 +37,8 @@ class Outcomes:
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
         identity: [S] int, unique per completion of a run: the key of random choices among completions.
+        stopped: [S] bool, generation was stopped since `prune` keeps others, see `StopRule`; such a completion is not
+            valid, but counts in its group's size when that is pruned. None: none was.
         role: [S] int, the same number for players of the same role; None: no episode has roles. With roles, an entry is
             a player, see `data.players`, and a group contains the players that are compared with each other.
 
@@ -54,6 +56,7 @@ class Outcomes:
     correct: Annotated[Tensor | None, "float S"] = None
     baseline: Annotated[Tensor | None, "float S"] = None
     identity: Annotated[Tensor | None, "int S"] = None
+    stopped: Annotated[Tensor | None, "bool S"] = None
     role: Annotated[Tensor | None, "int S"] = None
 
     def __post_init__(self) -> None:
@@ -115,6 +118,7 @@ class Outcomes:
         nan = float("nan")
         floats = partial(torch.tensor, dtype=torch.float64)
         baseline = [g.baseline for _, g, _, _ in rows]
+        stopped = [s.stopped for *_, s in rows]
         others = defaultdict[Hashable, int](count(len(groups)).__next__)
         return cls(
             reward=floats([s.value for *_, s in rows]),
@@ -128,6 +132,7 @@ class Outcomes:
             part_names=tuple(names),
             baseline=floats(baseline) if baseline and None not in baseline else None,
             identity=torch.tensor([_identity(c) for _, _, c, _ in rows], dtype=torch.long),
+            stopped=torch.tensor(stopped) if any(stopped) else None,
             role=torch.tensor([roles.index(c.role) for _, _, c, _ in rows]) if any(roles) else None,
             correct=floats([s.correct if s.valid and s.correct is not None else nan for *_, s in rows]),
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import Literal, cast, get_args
 
 from proxima.data.columns import Floats
@@ -161,8 +161,8 @@ class Executor:
         self.newest = update.version
         await self.engine.publish(update)
 
-    async def abort(self, prompt_uid: int) -> None:
-        await self.engine.abort(prompt_uid)
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
+        await self.engine.abort(prompt_uid, samples)
 
     async def health(self) -> Health:
         return await self.engine.health()

@@ -1,7 +1,7 @@
 """The engine protocol: prompts in, completions out, with log-probs and versions."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -421,8 +421,8 @@ class Engine(Protocol):
         """Resume sampling after `pause`."""
         ...
 
-    async def abort(self, prompt_uid: int) -> None:
-        """End all completions of a prompt with finish_reason `abort`."""
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
+        """End completions of a prompt with finish_reason `abort`: all of them, or those of these samples."""
         ...
 
     async def health(self) -> Health:

@@ -128,7 +128,17 @@ async def pausing(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def aborting(_: EngineUnderTest, engine: Engine) -> None:
-    """`abort` ends the completions of its prompt, and of no other prompt."""
+    """`abort` ends the completions of its prompt, or those of some samples, and no others."""
+    ended = await _ended_by_abort(engine, None)
+    wrong = [uid for uid, _ in ended if uid != 0]
+    require_that(not wrong, f"abort(0) ended completions of prompt {wrong[:1]}")
+    ended = await _ended_by_abort(engine, [1])
+    others = [key for key in ended if key != (0, 1)]
+    require_that(not others, f"abort(0, [1]) ended others, as (prompt, sample): {others[:3]}")
+
+
+async def _ended_by_abort(engine: Engine, samples: list[int] | None) -> list[tuple[int, int]]:
+    """Abort prompt 0 while some prompts are generated; returns the (uid, sample) that this ended."""
     wanted = requests(max_tokens=200)
     ended: dict[tuple[int, int, int], Completion] = {}
 
@@ -138,11 +148,10 @@ async def aborting(_: EngineUnderTest, engine: Engine) -> None:
 
     task = asyncio.create_task(collect())
     await asyncio.sleep(0)
-    await engine.abort(0)
+    await engine.abort(0, samples)
     await task
-    wrong = [c.prompt_uid for c in ended.values() if c.finish_reason == "abort" and c.prompt_uid != 0]
-    require_that(not wrong, f"abort(0) ended completions of prompt {wrong[:1]}")
     require_that(len(ended) == len(wanted), f"{len(ended)} completions for {len(wanted)} requests")
+    return [(c.prompt_uid, c.sample) for c in ended.values() if c.finish_reason == "abort"]
 
 
 async def in_flight(_: EngineUnderTest, engine: Engine) -> None:

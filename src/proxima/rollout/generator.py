@@ -6,10 +6,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from proxima.core.selection.stopping import StopRule
+from proxima.data import UserError
 from proxima.data.flow import Completion, Group, Prompt, prompt_name
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.early_stop import WatchedGroup
 from proxima.rollout.episodes.played import EpisodePlayer, with_group_prompt
 
 if TYPE_CHECKING:
@@ -84,6 +87,10 @@ class GroupGenerator:
         spec: settings for generating a group.
         now: a clock in seconds, for `scoring_seconds`.
         episodes: plays the prompts in their environment; None: the engine answers them.
+        stop: stops the completions that `prune` would drop; None: all are finished.
+
+    Raises:
+        UserError: the engine does not tell what it is generating, which `stop` needs.
 
     With an `Executor`, a token of a newer version than the last published weights raises UserError. `scoring_seconds`
     is the time that the last batch waited for its rewards after its last completion.
@@ -96,12 +103,18 @@ class GroupGenerator:
         spec: GroupSpec,
         now: Callable[[], float],
         episodes: EpisodePlayer | None = None,
+        stop: StopRule | None = None,
     ) -> None:
+        if stop is not None and not engine.capabilities.in_flight:
+            kind = type(engine).__name__
+            raise UserError(f"prune with stop=true needs an engine that has `in_flight`, not {kind}; set stop=false")
         self.engine = engine
         self.rewards = rewards
         self.spec = spec
         self.now = now
         self.episodes = episodes
+        self.stop = stop
+        self._watched: dict[int, WatchedGroup] = {}  # by uid
         self.scoring_seconds = self._completed_at = 0.0
 
     async def generate(self, prompts: Sequence[Prompt], listener: RolloutListener) -> AsyncGenerator[Group, None]:
@@ -189,21 +202,46 @@ class GroupGenerator:
         """
         requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
         missing = {(request.prompt.uid, request.sample) for request in requests}
-        async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
-            async for completion in stream:
-                completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
-                missing.discard((completion.prompt_uid, completion.sample))
-                yield completion
+        if self.stop is not None:
+            self._watched |= {prompt.uid: self._watch(prompt, self.stop) for prompt in prompts}
+        try:
+            async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
+                async for completion in stream:
+                    completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
+                    missing.discard((completion.prompt_uid, completion.sample))
+                    if completion.prompt_uid in self._watched:
+                        self._watched[completion.prompt_uid].ended(completion)
+                    yield completion
+        except BaseException:
+            for prompt in prompts:
+                self._unwatch(prompt)
+            raise
         if missing:
             names = ", ".join(prompt_name(uid) for uid in sorted({uid for uid, _ in missing}))
             raise RuntimeError(f"the engine ended without all completions of {names}")
+
+    def _watch(self, prompt: Prompt, rule: StopRule) -> WatchedGroup:
+        greedy = None
+        if self.spec.greedy_baseline:
+            greedy = self.spec.completions
+        return WatchedGroup(prompt, self.spec.completions, greedy, rule, self.engine, self.rewards.score)
+
+    def _unwatch(self, prompt: Prompt) -> None:
+        watched = self._watched.pop(prompt.uid, None)
+        if watched is not None:
+            watched.close()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
         """Score the group of a prompt, or of the prompt with which its environment replaced it, by all rewards except
         whole-batch rewards, which follow."""
         if self.episodes is not None:
             prompt, completions = with_group_prompt(prompt, completions)
-        scores = await self.rewards.score(prompt, completions)
+        watched = self._watched.get(prompt.uid)
+        if watched is None:
+            scores = await self.rewards.score(prompt, completions)
+        else:
+            scores = await watched.scores(completions)
+            self._unwatch(prompt)
         baseline = None
         if self.spec.greedy_baseline:
             baseline = scores[-1].value

@@ -398,6 +398,44 @@ def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, rewa
             yield f"algorithm.selection.{i}.metric", message
 
 
+def stopping_is_possible(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> Findings:
+    """`prune` with `stop` decides on a completion from the rewards of its own group, each of them known as soon as its
+    completion has ended, and from an advantage whose order these rewards alone decide."""
+    for i, spec in enumerate(algorithm.selection):
+        if not SELECTIONS.holds(spec, "prune") or not spec.stop:
+            continue
+        problems = [*_unordered(algorithm, i), *_unscored(algorithm, task, reward)]
+        for problem in problems:
+            yield f"algorithm.selection.{i}.stop", f"{problem}; set stop=false"
+
+
+def _unordered(algorithm: AlgorithmConfig, i: int) -> Iterator[str]:
+    """Why the finished rewards of a group don't say what `prune`, the selection i, will keep."""
+    centre = setting(algorithm.advantage, "centre")
+    if not centre:
+        able = [name for name, kind in ADVANTAGES.items() if setting(kind, "centre")]
+        yield f"needs an advantage that orders a group by its rewards alone ({', '.join(able)})"
+    if algorithm.selection[i].at_least and centre == "mean":
+        yield "with at_least, what is kept depends on the mean of all rewards, which is not known before the end"
+    if algorithm.reward_kl is not None:
+        yield "algorithm.reward_kl changes the rewards after generation"
+    before = algorithm.selection[:i]
+    if not all(SELECTIONS.holds(other, "drop_uniform_groups") for other in before):
+        yield "only drop_uniform_groups may come before it in algorithm.selection"
+
+
+def _unscored(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> Iterator[str]:
+    """Why a completion has no reward as soon as it has ended, or why its reward may not be missing."""
+    if algorithm.question_pool is not None:
+        yield "algorithm.question_pool would learn from groups without the rewards of what is stopped"
+    sources = sources_of(task)
+    specs = [*reward, *(spec for source in sources for spec in source.reward)]
+    if any(as_reward(spec).whole_batch for spec in specs):
+        yield "a reward compares the whole batch"
+    if any(source.played for source in sources):
+        yield "episodes are not stopped"
+
+
 def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
     """Warn if a prune rate can't be reached exactly, because a group loses whole completions."""
     size = train.completions_per_prompt

@@ -95,6 +95,7 @@ class Grpo(Scaled):
 
     scale: Literal["none", "group", "batch"] = "none"
     epsilon: float = 1e-6
+    centre: ClassVar[str] = "mean"
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
@@ -170,6 +171,7 @@ class Gpg(GroupAdvantage):
     """
 
     f_norm: float = 1.0
+    centre: ClassVar[str] = "mean"
 
     def __post_init__(self) -> None:
         require(self.f_norm > 0, "f_norm", self.f_norm, "must be > 0")
@@ -192,6 +194,7 @@ class Remax(GroupAdvantage):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
+    centre: ClassVar[str] = "baseline"
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # the baseline is another completion's reward
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
@@ -313,6 +316,7 @@ class Rloo(GroupAdvantage):
     """
 
     normalise: bool = False
+    centre: ClassVar[str] = "mean"
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)

@@ -83,9 +83,14 @@ class Advantage(Spec, Protocol):
 
 
 class GroupAdvantage(Advantage, Protocol):
-    """Returns [S] advantages, 0 where `valid` is False."""
+    """Returns [S] advantages, 0 where `valid` is False.
+
+    centre: "mean" or "baseline" if |A| orders the completions of a group as their distance from the group's mean
+        reward, or from the greedy completion's reward; "" otherwise. `prune` with `stop` needs it.
+    """
 
     per_token: ClassVar[bool] = False
+    centre: ClassVar[str] = ""
 
     def __call__(self, outcomes: Outcomes) -> Tensor: ...
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import GroupStatistics, group_sum
+from proxima.core.advantage.group import GroupStatistics, group_max, group_sum
 from proxima.core.segment import value_hash
 from proxima.core.selection.protocol import Selection
 from proxima.data import require
@@ -85,12 +85,19 @@ class Prune(Selection):
         scope: G counts a `group`, or the whole `batch`.
         count: `keep`, the k above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ
             if G rate is not an integer (C2).
+        at_least: keep fewer where fewer differ: of the k, only those whose |A| is at least this share of the largest in
+            the scope; in [0, 1], 0 keeps k.
+        stop: stop the generation of completions that would be dropped whatever they are worth, see `StopRule`. Their
+            rewards are missing from the mean of the group.
+        reward_range: the lowest and the highest reward of a completion; `stop` needs it.
+        stop_chance: stop also those that are kept with at most this probability; in [0, 1), 0 is exact.
         allocate: dynamic completion allocation: a step takes floor(G / k) times as many prompts (scope `batch`:
             floor(1 / (1 - rate)) times), so that an update keeps its size in completions.
         outcomes: groups. advantage: [S], of the full group.
     Returns: [S] bool.
-    Edge cases: a group of one is kept. G counts valid completions. `random` depends on `outcomes.identity` alone
-        (prompt uid and sample; the position without one), not on rewards or a random state.
+    Edge cases: a group of one is kept. G counts valid completions, and those that `stop` has stopped. `random` depends
+        on `outcomes.identity` alone (prompt uid and sample; the position without one), not on rewards or a random
+        state.
     Source: CPPO (completion pruning), arXiv 2503.22342. Differs: the original ranks the local batch, one group or
         several (C2). As in the original, the normaliser counts kept completions only (C3).
     """
@@ -100,16 +107,35 @@ class Prune(Selection):
     scope: Literal["group", "batch"] = "group"
     count: Literal["keep", "drop"] = "keep"
     allocate: bool = False
+    at_least: float = 0.0
+    stop: bool = False
+    reward_range: tuple[float, float] | None = None
+    stop_chance: float = 0.0
     needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
     reason: ClassVar[str] = "pruned"
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "allocate": {"allocate": True},
         "batch": {"rate": 0.75, "scope": "batch", "allocate": True},
+        "at_least": {"at_least": 0.5},
     }
 
     def __post_init__(self) -> None:
         require(0 <= self.rate < 1, "rate", self.rate, "must be in [0, 1)")
+        require(0 <= self.at_least <= 1, "at_least", self.at_least, "must be in [0, 1]")
+        require(0 <= self.stop_chance < 1, "stop_chance", self.stop_chance, "must be in [0, 1); 0 is exact")
         check_choices(self)
+        require(self.at_least == 0 or self.keep == "largest", "at_least", self.at_least, "needs keep=largest")
+        if self.stop:
+            self._check_stop()
+
+    def _check_stop(self) -> None:
+        """Raise FieldError where no completion can be known to be dropped before it ends."""
+        require(self.keep == "largest", "stop", True, "needs keep=largest")
+        require(self.scope == "group", "stop", True, "needs scope=group")
+        require(self.reward_range is not None, "stop", True, "needs reward_range, such as [0, 1]")
+        low, high = self.reward_range or (0.0, 0.0)
+        ordered = -math.inf < low < high < math.inf
+        require(ordered, "reward_range", self.reward_range, "must be two finite numbers, the lower one first")
 
     @property
     def local(self) -> bool:
@@ -142,9 +168,16 @@ class Prune(Selection):
         else:
             identity = outcomes.identity
         key = {"largest": -size, "smallest": size, "random": value_hash(identity)}[self.keep]
+        if outcomes.stopped is not None:
+            key = key.where(~outcomes.stopped, torch.inf)
         sizes = torch.bincount(index).tolist()
         limit = torch.tensor([self.kept(n) for n in sizes], dtype=torch.long, device=index.device)
-        return rank_in_group(key, index) < limit[index]
+        keep = rank_in_group(key, index) < limit[index]
+        if self.at_least:
+            keep &= size >= self.at_least * group_max(size, index)
+        if outcomes.stopped is not None:
+            keep &= ~outcomes.stopped
+        return keep
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ def select(
 
     Args:
         specs: each sees only the completions that the earlier ones kept.
-        outcomes: S completions; invalid ones are dropped first, for the reason "invalid".
+        outcomes: S completions; invalid ones are dropped first, for the reason "invalid". Those that `prune` has
+            stopped it counts, and drops itself; without it, as after a recipe has changed, their reason is "stopped".
         advantage: [S].
         unscored: keep invalid ones too, until a spec drops them.
     Returns: keep [S] bool, and the reason why each completion was dropped, None if it was kept.
@@ -50,6 +51,9 @@ def select(
         keep = torch.ones_like(outcomes.valid)
     else:
         keep = outcomes.valid.clone()
+    stopped = outcomes.stopped
+    if stopped is not None:
+        keep |= stopped
     reasons: list[str | None] = [None if valid else "invalid" for valid in keep.tolist()]
     for spec in specs:
         left = keep.nonzero().flatten()
@@ -57,6 +61,10 @@ def select(
         for i in left[~kept].tolist():
             reasons[i] = spec.reason
         keep[left] = kept
+    if stopped is not None:
+        for i in (keep & stopped).nonzero().flatten().tolist():
+            reasons[i] = "stopped"
+        keep &= ~stopped
     return keep, reasons
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from proxima.data import UserError, require
@@ -208,8 +208,13 @@ class HttpEngine:
     async def wake(self) -> None:
         await self._loop.run(self._pool.wake())
 
-    async def abort(self, prompt_uid: int) -> None:
-        await self._loop.run(self._pool.abort(lambda job: job.request.prompt.uid == prompt_uid))
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
+        def asked(job: GenerationJob) -> bool:
+            if job.request.prompt.uid != prompt_uid:
+                return False
+            return samples is None or job.request.sample in samples
+
+        await self._loop.run(self._pool.abort(asked))
 
     async def health(self) -> Health:
         """`detail` has `replicas` (counts since the start), `events` and `notes` (warnings and other lines for the user

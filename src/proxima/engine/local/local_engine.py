@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -310,8 +310,8 @@ class LocalEngine:
         self.scheduler.starts_waiting = True
         self._open.set()
 
-    async def abort(self, prompt_uid: int) -> None:
-        await self.compute.run(self.scheduler.abort, prompt_uid)
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
+        await self.compute.run(self.scheduler.abort, prompt_uid, samples)
         self._deliver()
 
     async def health(self) -> Health:

@@ -1,7 +1,7 @@
 """Continuous batching: selects the completions that run, and decodes one token at a time for all of them."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,13 +168,23 @@ class Scheduler:
             if not entry.requests:
                 self.waiting.remove(entry)
 
-    def abort(self, uid: int | None = None) -> None:
-        """End the completions of a prompt, or all of them, with finish_reason `abort`."""
+    def abort(self, uid: int | None = None, samples: Collection[int] | None = None) -> None:
+        """End the completions of a prompt, or all of them, with finish_reason `abort`; `samples`: only those of these
+        samples."""
+
+        def asked(request: Request) -> bool:
+            if uid is not None and request.prompt.uid != uid:
+                return False
+            return samples is None or request.sample in samples
+
         self._write()
-        self._finish([(r, "abort") for r in self.running if uid in (None, r.request.prompt.uid)])
-        for entry in [w for w in self.waiting if uid in (None, w.prompt.uid)]:
-            self.waiting.remove(entry)
-            for request, sink in entry.requests:
+        self._finish([(running, "abort") for running in self.running if asked(running.request)])
+        for entry in list(self.waiting):
+            ended = [(request, sink) for request, sink in entry.requests if asked(request)]
+            entry.requests = deque((request, sink) for request, sink in entry.requests if not asked(request))
+            if not entry.requests:
+                self.waiting.remove(entry)
+            for request, sink in ended:
                 self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
     def in_flight(self) -> list[InFlight]:

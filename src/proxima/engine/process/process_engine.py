@@ -12,7 +12,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -152,8 +152,8 @@ class ProcessEngine:
     async def resume(self) -> None:
         await self._supervisor.ask("resume")
 
-    async def abort(self, prompt_uid: int) -> None:
-        await self._supervisor.ask("abort", prompt_uid)
+    async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
+        await self._supervisor.ask("abort", prompt_uid, samples)
 
     async def health(self) -> Health:
         """Not `ok` while no process is ready; `detail` has its `pid`, `exits` (the number of processes that have ended)

@@ -14,7 +14,9 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.core.advantage.protocol import needs_baseline
+from proxima.core.selection.dropping import Prune
 from proxima.core.selection.protocol import prompts_factor
+from proxima.core.selection.stopping import StopRule
 from proxima.data import FieldError
 from proxima.engine.engine_selection import computes_here
 from proxima.engine.executor import Executor
@@ -207,7 +209,17 @@ def make_generator(
     player = player_by_source(
         data.sources, executor, lambda path: data.worlds[path].player(executor, log, on_played), on_played
     )
-    return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
+    now = store.activity.clock.now
+    return GroupGenerator(executor, rewards, training_groups(config), now, player, stop_rule(config.algorithm))
+
+
+def stop_rule(algorithm: AlgorithmConfig) -> StopRule | None:
+    """By which completions are stopped; None: all are finished."""
+    for spec in algorithm.selection:
+        if isinstance(spec, Prune) and spec.stop and spec.reward_range is not None:
+            low, high = spec.reward_range
+            return StopRule(spec, algorithm.advantage.centre, low, high, spec.stop_chance)
+    return None
 
 
 def training_groups(config: RunConfig) -> GroupSpec:

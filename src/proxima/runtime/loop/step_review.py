@@ -191,7 +191,7 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
         "completions": len(pairs),
         "reward/mean": mean,
         "reward/std": None if squares is None else math.sqrt(squares / max(1, len(values) - 1)),
-        "reward/invalid": len(pairs) - len(values),
+        "reward/invalid": _invalid(generated),
         "length/mean": sum(lengths) / len(lengths) if lengths else None,
         "length/max": max(lengths, default=0),
         "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
@@ -200,6 +200,10 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     if any(c.episode is not None for c, _ in pairs):
         out |= episode_metrics([c for c, _ in pairs])
     out |= role_metrics(generated)
+    stopped = [c.generated for c, s in pairs if s.stopped]
+    if stopped:
+        out["stopped"] = len(stopped)
+        out["tokens/stopped"] = sum(stopped)
     if judgements:
         out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
@@ -222,6 +226,11 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     return out
 
 
+def _invalid(groups: Sequence[Group]) -> int:
+    """Count the completions whose score failed; one that pruning stopped has none, and none failed."""
+    return sum(not score.valid and not score.stopped for group in groups for score in group.scores)
+
+
 def metrics_by_source(
     sources: Sequence[TaskSource], generated: Sequence[Group], batch: TrainingBatch
 ) -> dict[str, Any]:
@@ -239,7 +248,7 @@ def metrics_by_source(
             "prompts_used": sum(group.prompt.uid not in batch.dropped for group in groups),
             "groups_equal": sum(len({score.value for score in group.scores if score.valid}) <= 1 for group in groups),
             "reward/mean": sum(values) / len(values) if values else None,
-            "reward/invalid": len(pairs) - len(values),
+            "reward/invalid": _invalid(groups),
             "length/mean": sum(c.generated for c, _ in pairs) / len(pairs),
             "length/max": max(c.generated for c, _ in pairs),
             "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs),

@@ -1,0 +1,148 @@
+"""Stops completions that `prune` would drop whatever they are worth, while their group is generated; see `StopRule`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
+
+from proxima.core.selection.stopping import StopRule, stops_in_time
+from proxima.data import UserError
+from proxima.data.flow import STOPPED, Completion, Prompt, Score, prompt_name
+from proxima.engine.protocol import Engine
+
+SECONDS_BETWEEN_LOOKS = 0.05  # at the tokens of the running completions, while a stop waits for one that is behind
+
+ScoreOne = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Score]]]
+
+
+class WatchedGroup:
+    """The group of a prompt while it is generated: scores each completion as it ends, and stops those that are not
+    worth finishing.
+
+    What is stopped depends on lengths and rewards only, see `stops_in_time`; where the engine or a reward is late, a
+    completion has ended by itself before it could be stopped, and its reward is left out all the same.
+
+    Args:
+        prompt: the prompt.
+        size: completions of the group, without the greedy one.
+        greedy: its sample number; None: there is none.
+        rule: decides what is stopped.
+        engine: has `in_flight`, and ends completions.
+        score: scores completions of a prompt.
+    """
+
+    def __init__(
+        self, prompt: Prompt, size: int, greedy: int | None, rule: StopRule, engine: Engine, score: ScoreOne
+    ) -> None:
+        self.prompt = prompt
+        self.size = size
+        self.greedy = greedy
+        self.rule = rule
+        self.engine = engine
+        self.score = score
+        self._lengths: dict[int, int] = {}  # of completions that have ended by themselves
+        self._scores: dict[int, Score] = {}
+        self._stopped: set[int] = set()  # those that the engine was asked to end
+        self._tasks: list[asyncio.Task[None]] = []
+        self._look: asyncio.Task[None] | None = None
+
+    def ended(self, completion: Completion) -> None:
+        """Take a completion from the engine."""
+        if completion.finish_reason == "abort" and completion.sample in self._stopped:
+            return
+        self._lengths[completion.sample] = completion.generated
+        self._tasks.append(asyncio.create_task(self._scored(completion)))
+
+    async def scores(self, completions: Sequence[Completion]) -> list[Score]:
+        """The scores of the whole group, once all its completions have ended.
+
+        Raises:
+            UserError: a reward is outside its range; any exception of the engine or the rewards.
+        """
+        await asyncio.gather(*self._tasks)
+        if self._look is not None and self._look.done():
+            self._look.result()
+        self.close()
+        stopped = self._stops(self._lengths)
+        return [self._score_of(completion, stopped) for completion in completions]
+
+    def close(self) -> None:
+        """Stop watching."""
+        for task in self._tasks:
+            task.cancel()
+        if self._look is not None:
+            self._look.cancel()
+
+    def _score_of(self, completion: Completion, stopped: dict[int, int]) -> Score:
+        if completion.sample in stopped:
+            return Score.failed(STOPPED)
+        return self._scores[completion.sample]
+
+    async def _scored(self, completion: Completion) -> None:
+        """Score a completion, and begin to stop what is not worth finishing after it."""
+        [score] = await self.score(self.prompt, [completion])
+        if score.valid and not self.rule.low <= score.value <= self.rule.high:
+            raise UserError(
+                f"{prompt_name(self.prompt.uid)}, sample {completion.sample}: a reward of {score.value:g} is outside "
+                f"prune's reward_range=[{self.rule.low:g}, {self.rule.high:g}]",
+                remedy="give the range that all rewards together can have, or set stop=false",
+            )
+        self._scores[completion.sample] = score
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self._stop_others())
+
+    async def _stop_others(self) -> None:
+        """Stop what is not worth finishing. While a shorter completion could still change that, look again."""
+        while self._wanted():
+            tokens = {
+                flight.key[1]: len(flight.tokens)
+                for flight in await self.engine.in_flight()
+                if flight.key[0] == self.prompt.uid
+            }
+            certain = self._certain(tokens)
+            if certain:
+                self._stopped |= certain
+                await self.engine.abort(self.prompt.uid, certain)
+            else:
+                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _wanted(self) -> bool:
+        """True if a running completion would be stopped if all running ones were longer than those that have ended."""
+        known = {sample: length for sample, length in self._lengths.items() if sample in self._scores}
+        return any(self._runs(sample) for sample in self._stops(known))
+
+    def _certain(self, tokens: dict[int, int]) -> set[int]:
+        """The running completions that are stopped whatever the others' lengths will be.
+
+        Args:
+            tokens: sample → tokens so far of those that run; those that have not begun are missing.
+        """
+        found: dict[int, int] = {}
+        while True:
+            waited_for = [
+                sample
+                for sample in self._samples()
+                if sample not in self._scores and sample not in self._stopped and sample not in found
+            ]
+            # the rule is asked only after lengths at which none of these can still end
+            reached = [self._lengths.get(sample, tokens.get(sample, 0)) for sample in waited_for]
+            before = min(reached, default=inf)
+            known = {
+                sample: length for sample, length in self._lengths.items() if sample in self._scores and length < before
+            }
+            more = self._stops(known)
+            if more.keys() <= found.keys():
+                return {sample for sample in found if self._runs(sample)}
+            found |= more
+
+    def _stops(self, lengths: dict[int, int]) -> dict[int, int]:
+        """Sample → length at which it is stopped, from the scores of the completions with these lengths."""
+        rewards = {sample: self._scores[sample].value if self._scores[sample].valid else None for sample in lengths}
+        return stops_in_time(self.rule, lengths, rewards, self.size, self.greedy)
+
+    def _samples(self) -> range:
+        if self.greedy is None:
+            return range(self.size)
+        return range(self.size + 1)
+
+    def _runs(self, sample: int) -> bool:
+        return sample not in self._lengths and sample not in self._stopped
