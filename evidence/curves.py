@@ -36,6 +36,8 @@ CURVES = {
     "age": "age/mean",
     "missing": "next/missing_fraction",
     "interrupted": "interrupted_fraction",
+    "prompts": "prompts",
+    "prompts_used": "prompts_used",
 }
 Run = Mapping[str, Any]
 Outcome = Callable[[Run], float]

@@ -1,4 +1,4 @@
-"""Completions that `prune` would drop whatever they are worth: by enumeration, what it keeps is the same without them."""
+"""Completions that `prune` would drop whatever they are worth: by enumeration, it keeps the same without them."""
 
 import math
 import random
