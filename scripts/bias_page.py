@@ -538,7 +538,7 @@ mean return. On policy, groups of two episodes, aggregate `sequence_mean_token_s
 """
     yield table("advantage", [[name, *credited(ADVANTAGES[kind](**fields))] for name, kind, fields in TURN_ADVANTAGES])
     yield f"""
-`biased_per_turn` subtracts from each turn's reward the mean of the others' in that turn, so the policy pays for each turn:
+`biased_per_turn` subtracts from each turn's reward the mean of the others' in that turn, so the policy pays for each:
 with p_k the probability that turn k is reached and m_k its mean reward, the expected gradient of many episodes is
 ∇J − Σ_(k≥1) m_k ∇p_k. `turn_returns` has no bias, and less spread than `rloo`.
 
