@@ -31,7 +31,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "README.md"
 LIMIT = 0.1  # seconds
-FILES = 25  # the most expensive, in the table
+FILES = 10  # the most expensive, in the table
 KEPT = {  # slow, but kept in `make check`: the house rules, a whole run of each kind
     "tests/test_house.py::test_no_name_says_old",
     "tests/test_house.py::test_nothing_is_unpickled",
