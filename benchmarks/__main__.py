@@ -19,6 +19,7 @@ CLAIMS = (
     "plan",
     "layouts",
     "balance",
+    "early_stop",
     "rank_zero",
     "host_memory",
     "sync",

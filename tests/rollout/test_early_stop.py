@@ -27,6 +27,7 @@ class Engine:
         self.lengths, self.pace = lengths, pace
         self.capabilities = Capabilities(in_flight=in_flight)
         self.tokens, self.ended, self.aborts = {}, {}, []
+        self.sampled = {}  # of what it was asked to end
 
     async def generate(self, requests):
         arrivals = asyncio.Queue()
@@ -45,6 +46,7 @@ class Engine:
                     self.tokens[key] += 1
                 else:
                     reason = "abort"
+                    self.sampled[key] = self.tokens[key]
                     break
             await asyncio.sleep(0.1)  # on its way to the caller
             text = "x" * self.tokens[key]
@@ -109,7 +111,8 @@ def test_what_can_not_be_kept_is_ended_by_the_engine():
     group = generated(engine, rewards_of(scores), BASELINE, greedy=True)[7]
     assert engine.aborts == [(7, [2, 3, 4, 5])] and stopped(group) == {2, 3, 4, 5} and group.baseline == 0.0
     assert [completion.finish_reason for completion in group.completions] == ["stop"] * 2 + ["abort"] * 4
-    assert all(2 < completion.generated < 9 for completion in group.completions[2:])
+    assert [completion.generated for completion in group.completions] == [2] * 6 and not group.completions[2].text
+    assert all(2 < tokens < 9 for tokens in engine.sampled.values())
     assert [score.value for score in group.scores[:2]] == [1.0, 1.0]
 
 
@@ -120,7 +123,8 @@ def test_one_that_may_end_earlier_is_waited_for():
     engine = Engine(lengths, lambda uid, sample: (20.0 if sample == 1 else 0.0, 1.0))
     group = generated(engine, rewards_of(scores), BASELINE, greedy=True)[7]
     assert engine.aborts == [(7, [1, 2, 3, 4, 5])]
-    assert [completion.generated for completion in group.completions] == pytest.approx([2, 3, 23, 23, 23, 23], abs=1)
+    assert [completion.generated for completion in group.completions] == [2] * 6
+    assert [engine.sampled[7, sample] for sample in range(1, SIZE)] == pytest.approx([3, 23, 23, 23, 23], abs=1)
 
 
 @pytest.mark.slow
@@ -157,9 +161,10 @@ def test_the_same_are_stopped_at_any_speed(centre, chance):
                 asked = {sample for aborted, found in engine.aborts if aborted == uid for sample in found}
                 assert asked <= expected.keys()
                 some = some or bool(asked)
-                for sample, score in enumerate(groups[uid].scores):
-                    if sample not in expected:
-                        assert score is values[uid, sample]
+                for completion, score in zip(groups[uid].completions, groups[uid].scores, strict=True):
+                    sample = completion.sample
+                    assert completion.generated == expected.get(sample, lengths[uid, sample])
+                    assert sample in expected or score is values[uid, sample]
     assert some
 
 

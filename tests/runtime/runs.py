@@ -187,6 +187,18 @@ RUNS = {
             "algorithm__surrogate": {"kind": "cppo", "delta": 0.004, "delta_b": 0.0005},
         }
     ),
+    "stopped completions": Run(
+        {
+            "algorithm": {"preset": "cppo_prune", "advantage": {"kind": "grpo"}},
+            "algorithm__selection": [
+                {"kind": "prune", "rate": 0.75, "stop": True, "reward_range": [0, 1], "stop_chance": 0.3}
+            ],
+            "reward": [{"kind": "tests.runtime.tiny_run:Right"}],
+            "sampling": {"max_tokens": 32, "stop": ["1", "2"]},
+            "train__completions_per_prompt": 8,
+            **NO_EVAL,
+        }
+    ),
     "adaptive KL": Run(shaped(estimator="k3", adaptive={"target": 1e-3, "horizon": 32.0})),
     "epochs that stop": Run(
         {

@@ -39,6 +39,7 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
     "adapter and value head": [(STEP_3, "died", 2)],
     "sampling masks": [(TRAINING, "stopped", 1)],
     "teacher": [(STEP_2, "stopped", 1)],
+    "stopped completions": [(GENERATING, "died", 1), (STEP_3, "died", 2)],
     "held bounds": [(TRAINING, "died", 1), (STEP_3, "stopped", 1)],
     "adaptive KL": [(STEP_2, "stopped", 1)],
     "epochs that stop": [(STEP_2, "stopped", 1)],

@@ -4,7 +4,7 @@ import copy
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,6 +57,16 @@ class Even(WeightedReward):
         if self.constant and prompt.uid % self.constant == 0:
             share = 0.25
         return Score(value=share, correct=share > 0.5)
+
+
+class Right(Even):
+    """1 if more than half of the token ids are even, else 0."""
+
+    kind: ClassVar[str] = "right"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        score = super().score_one(prompt, completion)
+        return replace(score, value=float(bool(score.correct)))
 
 
 class Share(WeightedReward):

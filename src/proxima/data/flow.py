@@ -175,6 +175,17 @@ class Completion(Columns):
             place = f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: Completion.policy_version: {wrong}, but {bound}", remedy=REPAIR)
 
+    def stopped_after(self, length: int) -> "Completion":
+        """The completion as it was after `length` tokens, ended by `abort`. Its text then is not known, and empty."""
+        columns: dict[str, Any] = {}
+        for column in filled_by("engine"):
+            values = getattr(self, column.name)
+            if isinstance(values, SamplingMask):
+                columns[column.name] = values.part(0, length)
+            elif values is not None:
+                columns[column.name] = values[:length]
+        return replace(self, text="", stopped_by="", finish_reason="abort", **columns)
+
     @property
     def key(self) -> Key:
         """Prompt uid, sample and turn: unique in a run."""

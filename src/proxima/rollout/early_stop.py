@@ -19,7 +19,7 @@ class WatchedGroup:
     worth finishing.
 
     What is stopped depends on lengths and rewards only, see `stops_in_time`; where the engine or a reward is late, a
-    completion has ended by itself before it could be stopped, and its reward is left out all the same.
+    completion has more tokens than it needed, or has ended by itself: what is too much is left out of the group.
 
     Args:
         prompt: the prompt.
@@ -52,8 +52,8 @@ class WatchedGroup:
         self._lengths[completion.sample] = completion.generated
         self._tasks.append(asyncio.create_task(self._scored(completion)))
 
-    async def scores(self, completions: Sequence[Completion]) -> list[Score]:
-        """The scores of the whole group, once all its completions have ended.
+    async def finish(self, completions: Sequence[Completion]) -> tuple[list[Completion], list[Score]]:
+        """The group once all its completions have ended: what is stopped has no score, and the tokens up to its stop.
 
         Raises:
             UserError: a reward is outside its range; any exception of the engine or the rewards.
@@ -63,7 +63,17 @@ class WatchedGroup:
             self._look.result()
         self.close()
         stopped = self._stops(self._lengths)
-        return [self._score_of(completion, stopped) for completion in completions]
+        ended: list[Completion] = []
+        scores: list[Score] = []
+        for completion in completions:
+            length = stopped.get(completion.sample)
+            if length is None:
+                ended.append(completion)
+                scores.append(self._scores[completion.sample])
+            else:
+                ended.append(completion.stopped_after(length))
+                scores.append(Score.failed(STOPPED))
+        return ended, scores
 
     def close(self) -> None:
         """Stop watching."""
@@ -71,11 +81,6 @@ class WatchedGroup:
             task.cancel()
         if self._look is not None:
             self._look.cancel()
-
-    def _score_of(self, completion: Completion, stopped: dict[int, int]) -> Score:
-        if completion.sample in stopped:
-            return Score.failed(STOPPED)
-        return self._scores[completion.sample]
 
     async def _scored(self, completion: Completion) -> None:
         """Score a completion, and begin to stop what is not worth finishing after it."""

@@ -240,7 +240,7 @@ class GroupGenerator:
         if watched is None:
             scores = await self.rewards.score(prompt, completions)
         else:
-            scores = await watched.scores(completions)
+            completions, scores = await watched.finish(completions)
             self._unwatch(prompt)
         baseline = None
         if self.spec.greedy_baseline:
