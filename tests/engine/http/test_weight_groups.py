@@ -314,6 +314,38 @@ def test_groups_of_gpus_end_no_process(module: ModuleType, monkeypatch: pytest.M
     assert found == ["1", "1"] and name not in os.environ
 
 
+def test_groups_of_gpus_that_are_formed_at_once_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica has a group of its own after a break; they are formed in several threads."""
+    name, found, threads = "TORCH_NCCL_BLOCKING_WAIT", list[Any](), list[threading.Thread]()
+    first_is_made, second_is_made = threading.Event(), threading.Event()
+
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, *arguments: Any) -> None:
+            if threading.current_thread() is threads[0]:
+                first_is_made.set()
+                second_is_made.wait(0.02)  # in vain if the second one waits for the first
+            else:
+                second_is_made.set()
+                threads[0].join()
+            found.append(os.environ.get(name))
+
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    for number in range(2):
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        member: Any = SimpleNamespace(url=f"u{number}", facts=FACTS, dialect=VllmDialect())
+        group = group_transport.SenderGroup(store, [member], number, 5.0)
+        group.backend = "nccl"
+        threads.append(threading.Thread(target=group._form, args=["127.0.0.1"]))
+    threads[0].start()
+    assert first_is_made.wait(5)
+    threads[1].start()
+    threads[1].join()
+    assert found == ["1", "1"] and name not in os.environ
+
+
 async def test_a_round_that_is_cancelled_loads_nothing_more(servers: list[FakeServer]) -> None:
     pusher, push_round = Pusher(GroupTransport), PushRound(servers[:2])
     pushes = [asyncio.create_task(pusher.transport.push(s, pusher.prepare(), push_round)) for s in servers[:2]]

@@ -26,6 +26,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 BACKEND = "proxima"
+ALIGNED = 16  # bytes; `buckets.py` has the same
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 
 
 class ProximaWorker:
@@ -52,8 +54,12 @@ class ProximaWorker:
         worker: Any = self
         config = worker.model_runner.model_config.hf_config
         text = config.get_text_config()
-        sizes = {name: getattr(text, name, None) for name in names}
-        return {"model_type": config.model_type} | {name: size for name, size in sizes.items() if type(size) is int}
+        found: dict[str, Any] = {"model_type": config.model_type}
+        for name in names:
+            size = getattr(text, name, None)
+            if type(size) is int:
+                found[name] = size
+        return found
 
     def skip_head_adapter(self) -> None:
         """Compute no adapter of the output head: proxima's have none. On a CPU, vLLM's computation of it fails, and
@@ -72,7 +78,9 @@ def _forget_packed_experts(model: Any) -> list[tuple[Any, Any]]:
     from vllm.platforms import current_platform
 
     forgotten = list[tuple[Any, Any]]()
-    for module in model.modules() if current_platform.is_cpu() else ():
+    if not current_platform.is_cpu():
+        return forgotten
+    for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         kernel = getattr(method, "moe_kernel", None)
         if kernel is not None:
@@ -150,8 +158,10 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
             self.wanted = {name for name, _ in self.model.named_parameters()}
         if init_info.group is not None:
             self.join(init_info.group)
-        if init_info.devices and (device := device_name(self.device)) not in init_info.devices:
-            raise RuntimeError(f"a worker is on GPU {device}")
+        if init_info.devices:
+            device = device_name(self.device)
+            if device not in init_info.devices:
+                raise RuntimeError(f"a worker is on GPU {device}")
         if init_info.sound and self.own_fault:
             raise RuntimeError("its last update failed here")
 
@@ -163,7 +173,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if self.kernels is not None:
             self._close()
         self.loaded = set[str]()
-        self.whole = self.own_fault = False
+        self.whole = False
+        self.own_fault = False
         self.label = None
         self.kernels = _forget_packed_experts(self.model)
         with self._closed_on_error():
@@ -188,12 +199,14 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
                 raise RuntimeError(f"another run is updating these weights, to {self.label}")
             self.label = update_info.label
             taken: set[str] | None = set()
-            with closing(_source_of(update_info.kind)(self, update_info.content)) as buckets:
+            source = _source_of(update_info.kind)
+            with closing(source(self, update_info.content)) as buckets:
                 for bucket in buckets:
                     taken = self.model.load_weights(bucket)
                     self.loaded |= set(taken or ())
             if update_info.last and taken is not None and self.model_config.quantization is None:
-                missing = sorted((self.wanted or set()) - self.loaded)
+                wanted = self.wanted or set()
+                missing = sorted(wanted - self.loaded)
                 if missing:
                     raise RuntimeError(f"{len(missing)} parameters got no weights, such as {missing[0]}")
             self.whole = update_info.last
@@ -255,13 +268,14 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if member["backend"] == "nccl":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=member["seconds"])
-            with _without_watchdog():
+            with _blocking_waits():
                 group = distributed.ProcessGroupNCCL(prefix, rank, member["size"], options)
         else:
             own = _own_address(member["host"], member["port"])
             gloo = distributed.ProcessGroupGloo
             options = gloo._Options()
-            options._timeout, options._devices = deadline, [gloo.create_device(hostname=own)]
+            options._timeout = deadline
+            options._devices = [gloo.create_device(hostname=own)]
             group = gloo(prefix, rank, member["size"], options)
         self.group = name, group
         return group
@@ -347,17 +361,21 @@ def device_name(device: Any) -> str:
 
 
 @contextmanager
-def _without_watchdog() -> Iterator[None]:
-    """For a new NCCL group: its waits raise after the deadline. By default, torch starts a thread for each group that
-    ends the process then, or when another member has gone."""
-    name = "TORCH_NCCL_BLOCKING_WAIT"  # is read when a group is made
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+def _blocking_waits() -> Iterator[None]:
+    """An NCCL group that is made in this block raises when a deadline has passed or a member has gone. By default torch
+    starts a thread for each group, which then ends the process; it starts none for a group whose waits block.
+
+    A group has no option for this: its constructor reads the environment. Were the variable set for good, every wait of
+    the server's own groups would block, too. A worker makes one group at a time, in one thread."""
+    before = os.environ.get(BLOCKING_WAIT)
+    os.environ[BLOCKING_WAIT] = "1"
     try:
         yield
     finally:
-        os.environ.pop(name)
-        os.environ |= {} if before is None else {name: before}
+        if before is None:
+            del os.environ[BLOCKING_WAIT]
+        else:
+            os.environ[BLOCKING_WAIT] = before
 
 
 def _own_address(host: str, port: int) -> str:
@@ -368,14 +386,19 @@ def _own_address(host: str, port: int) -> str:
 
 def _size(tensors: Sequence[Any]) -> int:
     """Bytes of a bucket."""
-    end = max(start + math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape, start in tensors)
-    return int(-(-end // 16) * 16)
+    end = max(start + _bytes(dtype, shape) for _, dtype, shape, start in tensors)
+    return math.ceil(end / ALIGNED) * ALIGNED
 
 
 def _views(memory: Any, tensors: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for name, dtype, shape, start in tensors:
-        end = start + math.prod(shape) * getattr(torch, dtype).itemsize
+        end = start + _bytes(dtype, shape)
         yield name, memory[start:end].view(getattr(torch, dtype)).view(shape)
+
+
+def _bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Of a tensor."""
+    return math.prod(shape) * int(getattr(torch, dtype).itemsize)
 
 
 def _shared(handle: dict[str, Any], device: Any) -> Any:
@@ -384,13 +407,16 @@ def _shared(handle: dict[str, Any], device: Any) -> Any:
         return torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
-    handle = {name: base64.b64decode(value[1:]) if _is_bytes(value) else value for name, value in handle.items()}
+    arguments = {name: _decoded(value) for name, value in handle.items()}
     classes = {"tensor_cls": torch.Tensor, "storage_cls": torch.UntypedStorage, "dtype": torch.uint8}
-    return rebuild_cuda_tensor(**classes, **handle, storage_device=device.index or 0)
+    return rebuild_cuda_tensor(**classes, **arguments, storage_device=device.index or 0)
 
 
-def _is_bytes(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("=")
+def _decoded(value: Any) -> Any:
+    """A value of a handle: JSON carries bytes in base64, after an equals sign."""
+    if isinstance(value, str) and value.startswith("="):
+        return base64.b64decode(value[1:])
+    return value
 
 
 def _read(file: str) -> Iterator[tuple[str, Any]]:

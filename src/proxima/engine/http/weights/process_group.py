@@ -51,6 +51,8 @@ from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.system.web_requests import is_loopback
 
 CPU = torch.device("cpu")
+BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+_MAKING = threading.Lock()  # held while a group of NCCL is made
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
@@ -112,19 +114,20 @@ class GroupTransport(StreamTransport):
         async def form() -> None:
             await in_new_thread(group.form, host_for(replicas[0].url, addresses))
 
-        outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
+        joins = [join(replica) for replica in replicas]
+        outcomes = await asyncio.gather(*joins, form(), return_exceptions=True)
         await in_new_thread(group.abort)
         errors = [error for error in outcomes if error is not None]
         if not errors:
             return
-        answer = await asyncio.gather(*(_answers(replica, HEALTH_SECONDS) for replica in replicas))
-        if not all(answer):
-            sound = [replica for replica, answers in zip(replicas, answer, strict=True) if answers]
-            return await self.check(sound, update)
+        answering = await _those_that_answer(replicas)
+        if len(answering) < len(replicas):
+            return await self.check(answering, update)
         if not isinstance(errors[0], ServerError | UserError | RuntimeError | OSError):
             raise errors[0]
-        reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
-        raise UserError(f"{reason}: {one_line(str(errors[0]))}", remedy=REMEDY) from errors[0]
+        urls = ", ".join(replica.url for replica in replicas)
+        reason = f"no process group can be formed with {urls}: {one_line(str(errors[0]))}"
+        raise UserError(reason, remedy=REMEDY) from errors[0]
 
     async def _check_devices(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
         """Raise UserError if a server is on a GPU of the ranks: NCCL refuses two members on one."""
@@ -142,30 +145,33 @@ class GroupTransport(StreamTransport):
 
     async def close(self) -> None:
         """End the groups."""
-        self._drop_groups(*self._groups)
+        self._drop_groups(list(self._groups))
         await super().close()
 
     async def send(self, weights: StreamedWeights, replicas: Sequence[Replica], *, alone: bool) -> Errors:
         """See `StreamTransport`. After a break it is sent again, to those that are sound."""
         if alone:
-            return (await self._sent(weights, replicas))[0]
+            errors, _ = await self._send_once(weights, replicas)
+            return errors
         failed = Errors()
         remaining = list(replicas)
         for _ in range(2):
-            errors, broken = await self._sent(weights, remaining, reuse=True)
+            errors, broken = await self._send_once(weights, remaining, reuse=True)
             if not errors:
                 return failed
             sound = await asyncio.gather(*(_is_sound(replica, weights) for replica in errors))
+            remaining.clear()
             for (replica, error), is_sound in zip(errors.items(), sound, strict=True):
-                if not (replica in broken and is_sound):
+                if replica in broken and is_sound:
+                    remaining.append(replica)
+                else:
                     failed[replica] = error
-            remaining = [replica for replica in errors if replica not in failed]
             if not remaining:
                 return failed
-        errors, _ = await self._sent(weights, remaining, apart=True)
+        errors, _ = await self._send_once(weights, remaining, apart=True)
         return failed | errors
 
-    async def _sent(
+    async def _send_once(
         self, weights: StreamedWeights, replicas: Sequence[Replica], *, reuse: bool = False, apart: bool = False
     ) -> tuple[Errors, set[Replica]]:
         """Send to all of these at once. Returns the error of each that has not got the weights, and those whose group
@@ -181,7 +187,11 @@ class GroupTransport(StreamTransport):
             groups[self._group(members, weights, addresses, reuse=reuse)] = members
         try:
             errors = await _Sending(self, weights, groups, addresses).run()
-            return errors, {replica for group, members in groups.items() if group.broken for replica in members}
+            broken = set[Replica]()
+            for group, members in groups.items():
+                if group.broken:
+                    broken.update(members)
+            return errors, broken
         finally:
             for group in groups:
                 if group is not self._groups.get(group.urls) or group.broken:
@@ -195,16 +205,16 @@ class GroupTransport(StreamTransport):
         if former is not None and not former.broken:
             return former
         # a worker is in one group at a time
-        self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
+        overlapping = [others for others in self._groups if not set(urls).isdisjoint(others)]
+        self._drop_groups(overlapping)
         store = new_store(addresses, self.spec.weight_seconds)
-        group = SenderGroup(
-            store, members, next(self._numbers), BUCKET_PART * weights.seconds, device_of(weights.module)
-        )
+        seconds = BUCKET_PART * weights.seconds
+        group = SenderGroup(store, members, next(self._numbers), seconds, device_of(weights.module))
         if reuse:
             self._groups[urls] = group
         return group
 
-    def _drop_groups(self, *members: tuple[str, ...]) -> None:
+    def _drop_groups(self, members: Iterable[tuple[str, ...]]) -> None:
         for urls in members:
             self._groups.pop(urls).abort()
 
@@ -216,9 +226,14 @@ class GroupTransport(StreamTransport):
 
 def _together(replicas: Sequence[Replica], *, apart: bool) -> list[Sequence[Replica]]:
     """The members of each group for these replicas."""
-    joint = [replica for replica in replicas if replica.facts.joint_groups and not apart]
-    alone = [replica for replica in replicas if replica not in joint]
-    return [*([joint] if joint else []), *([replica] for replica in alone)]
+    if apart:
+        return [[replica] for replica in replicas]
+    joint = [replica for replica in replicas if replica.facts.joint_groups]
+    groups = list[Sequence[Replica]]()
+    if joint:
+        groups.append(joint)
+    groups.extend([replica] for replica in replicas if not replica.facts.joint_groups)
+    return groups
 
 
 class SenderGroup:
@@ -245,10 +260,15 @@ class SenderGroup:
         for replica in replicas:
             self.ranks[replica.url] = self.size
             self.size += replica.facts.workers
-        nccl = all(replica.facts.device == "cuda" for replica in replicas) and device.type == "cuda"
-        self.device = device if nccl else CPU
-        self.backend = "nccl" if nccl else "gloo"
-        self.formed = self.broken = False
+        on_gpus = all(replica.facts.device == "cuda" for replica in replicas) and device.type == "cuda"
+        if on_gpus:
+            self.device = device
+            self.backend = "nccl"
+        else:
+            self.device = CPU
+            self.backend = "gloo"
+        self.formed = False
+        self.broken = False
         self.gaps = replicas[0].dialect.gaps
         self._prefixes = replicas[0].dialect.store_prefixes(self.name, self.backend)
         self._group: Any = None
@@ -266,7 +286,8 @@ class SenderGroup:
         options.timeout = timedelta(seconds=self.seconds)
         self._end = monotonic() + self.seconds
         content = content.to(self.device)
-        for piece in [bucket] if self.gaps else without_gaps([bucket]):
+        pieces = [bucket] if self.gaps else without_gaps([bucket])
+        for piece in pieces:
             at = piece.start - bucket.start
             self._sending.append(self._broadcast(content[at : at + piece.size], options))
 
@@ -278,7 +299,8 @@ class SenderGroup:
         """
         try:
             while self._sending:
-                self._sending.pop().wait(timedelta(seconds=max(self._end - monotonic(), 0.001)))
+                left = max(self._end - monotonic(), 0.001)
+                self._sending.pop().wait(timedelta(seconds=left))
         finally:
             self._sending.clear()  # see `abort`
 
@@ -329,7 +351,7 @@ class SenderGroup:
 
                 nccl_options = ProcessGroupNCCL.Options()
                 nccl_options._timeout = timedelta(seconds=self.seconds)
-                with _without_watchdog():
+                with _blocking_waits():
                     return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timedelta(seconds=self.form_seconds)
@@ -340,20 +362,26 @@ class SenderGroup:
 
 
 @contextmanager
-def _without_watchdog() -> Iterator[None]:
-    """For a new NCCL group: its waits raise after the deadline, for which `send` is prepared. By default
-    (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), torch starts a thread for each group that ends the process, here the training
-    run, when a collective exceeds its deadline or another member has gone; with blocking waits it starts none.
+def _blocking_waits() -> Iterator[None]:
+    """An NCCL group that is made in this block raises when a deadline has passed or a member has gone, as a gloo group
+    does. By default torch starts a thread for each group, which then ends the process: here, the training run. It
+    starts none for a group whose waits block.
 
-    The worker in the server has the same function, because it can't import this one."""
-    name = "TORCH_NCCL_BLOCKING_WAIT"  # is read when a group is made
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        os.environ |= {} if before is None else {name: before}
+    A group has no option for this: its constructor reads the environment. Were the variable set for good, every wait of
+    the trainer's own groups would block, too. Groups are formed in several threads, and the lock keeps one from taking
+    the variable away while another is made; the constructor itself waits for nobody.
+
+    The worker in the server has a copy, because it can't import this one."""
+    with _MAKING:
+        before = os.environ.get(BLOCKING_WAIT)
+        os.environ[BLOCKING_WAIT] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[BLOCKING_WAIT]
+            else:
+                os.environ[BLOCKING_WAIT] = before
 
 
 def broadcast(
@@ -387,12 +415,15 @@ def broadcast(
         formed.result()
     if not going:
         return
+    device = next(iter(going)).device
     if any(group.device == CPU for group in going):
         device = CPU
-    else:
-        device = next(iter(going)).device
+
+    def memory(size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
     with weights.lent():
-        for bucket, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
+        for bucket, content in weights.filled(memory):
             for group in list(going):
                 attempt(group, group.wait)
             for group in list(going):
@@ -405,9 +436,52 @@ def broadcast(
         ended(group, None)
 
 
+class _StartLine:
+    """Where the calls to the servers, in the event loop, and the thread for tensor work wait for one another: buckets
+    are sent when every server is ready to receive them, or its group was given up."""
+
+    def __init__(self, groups: Mapping[SenderGroup, Sequence[Replica]]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._unready = {group: set(members) for group, members in groups.items()}
+        self._complete = threading.Event()  # for the thread
+        self._opened = asyncio.Event()  # for the calls
+
+    def arrive(self, group: SenderGroup, replica: Replica) -> None:
+        """This server is ready."""
+        self._unready[group].discard(replica)
+        self._open_if_complete()
+
+    def leave(self, group: SenderGroup) -> None:
+        """The others do not wait for this group any longer."""
+        self._unready[group].clear()
+        self._open_if_complete()
+
+    def _open_if_complete(self) -> None:
+        if not any(self._unready.values()):
+            self._opened.set()
+            self._complete.set()
+
+    async def opened(self) -> None:
+        """Return when the sending begins."""
+        await self._opened.wait()
+
+    def late(self, seconds: float) -> set[SenderGroup]:
+        """Wait for all servers, in the thread, but no longer than this. Returns the groups that are not ready then."""
+        self._complete.wait(seconds)
+        return {group for group, unready in self._unready.items() if unready}
+
+    def open(self) -> None:
+        """Begin, whoever is not ready. Called in the thread."""
+        self._loop.call_soon_threadsafe(self._opened.set)
+
+
 class _Sending:
-    """One send to several groups: a call to each replica, and the trainer's broadcasts in the thread for tensor
-    work."""
+    """One send to several groups.
+
+    This event loop calls the servers, and the thread for tensor work broadcasts. First the loop waits for its turn in
+    that thread, then both wait at the start line. `_ends` has what the thread says of its end of each group: that all
+    was sent, or the error that broke the group.
+    """
 
     def __init__(
         self,
@@ -423,12 +497,8 @@ class _Sending:
         # a member that the abort does not wake ends by the deadline of a broadcast, or of forming the group
         self._abort_seconds = min(ABORT_SECONDS, ABORT_PART * weights.seconds)
         self._loop = asyncio.get_running_loop()
-        self._turn = asyncio.Event()  # the thread for tensor work has come to this send
-        self._unready = {group: set(members) for group, members in groups.items()}  # to receive
-        self._awaited = set(groups)  # those with members that are not
-        self._begin = asyncio.Event()  # the others begin
-        self._ready = threading.Event()  # the same, for the thread for tensor work
-        # of the trainer's end of each group: None if all was sent, or the error that broke it
+        self._turn: asyncio.Future[None] = self._loop.create_future()
+        self._start = _StartLine(groups)
         self._ends: dict[SenderGroup, asyncio.Future[None]] = {group: self._loop.create_future() for group in groups}
 
     async def run(self) -> Errors:
@@ -439,133 +509,156 @@ class _Sending:
             OutdatedError: the trainer no longer has these weights.
         """
         sending = asyncio.create_task(self.transport.compute(self._send))
-        turn = asyncio.create_task(self._turn.wait())
         serving = list[asyncio.Task[Errors]]()
         try:
-            await asyncio.wait({turn, sending}, return_when=asyncio.FIRST_COMPLETED)
-            if not self._turn.is_set():
+            await asyncio.wait({self._turn, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._turn.done():
                 await sending  # raises
             serving += [asyncio.create_task(self._serve(group)) for group in self.groups]
             await asyncio.wait({*serving, sending})
         except asyncio.CancelledError:
-            for group in self.groups:
-                self._leave(group)
-                group.abort()
-            for task in serving:
-                task.cancel()
-            if serving:
-                await asyncio.wait(serving)
+            await self._give_up(serving)
             raise
-        finally:
-            turn.cancel()
-        own = sending.exception()
-        if isinstance(own, OutdatedError) or not isinstance(own, RuntimeError | OSError | UserError | None):
-            raise own
+        await sending
         errors = Errors()
         for task in serving:
             errors |= task.result()
         return errors
+
+    async def _give_up(self, serving: Sequence[asyncio.Task[Errors]]) -> None:
+        for group in self.groups:
+            self._start.leave(group)
+            group.abort()
+        for task in serving:
+            task.cancel()
+        if serving:
+            await asyncio.wait(serving)
 
     async def _serve(self, group: SenderGroup) -> Errors:
         """Call the members of a group. If one of them fails, or the trainer's end, the group is ended, and with it the
         wait of the others. Returns the error of each that has failed."""
         end = self._ends[group]
         calls = {asyncio.create_task(self._load(replica, group)): replica for replica in self.groups[group]}
-        tasks: set[asyncio.Future[None]] = {*calls, end}
+        parties: set[asyncio.Future[None]] = {*calls, end}
         try:
-            _, pending = await asyncio.wait(
-                tasks, timeout=3 * self.weights.seconds, return_when=asyncio.FIRST_EXCEPTION
-            )
-            if pending or any(task.exception() for task in tasks):
-                self._leave(group)
+            await asyncio.wait(parties, timeout=3 * self.weights.seconds, return_when=asyncio.FIRST_EXCEPTION)
+            if not all(map(_succeeded, parties)):
+                self._start.leave(group)
                 await in_new_thread(group.abort)
-                await asyncio.wait(tasks, timeout=self._abort_seconds)
+                await asyncio.wait(parties, timeout=self._abort_seconds)
         finally:
-            if not all(task.done() for task in tasks):
-                self._leave(group)
-                group.abort()
-                for call in calls:
-                    call.cancel()
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait(calls, timeout=self._abort_seconds)
-        own = end.exception() if end.done() else None
-        errors = Errors()
-        for call, replica in calls.items():
-            if not call.done() or call.cancelled():
-                errors[replica] = ServerError(replica.url, NAME, "it did not answer")
-            elif isinstance(error := call.exception(), ServerError | UserError):
-                errors[replica] = error
-            elif error is not None:
-                raise error
-        if own is not None:  # a member may know only that the connection was closed
-            for replica, error in errors.items():
-                reason = f"{getattr(error, 'reason', error)}; at the trainer: {one_line(str(own))}"
-                errors[replica] = ServerError(replica.url, NAME, reason)
-        return errors
+            if not all(party.done() for party in parties):
+                await self._cancel(group, calls)
+        return _errors_of(calls, end)
 
-    def _leave(self, group: SenderGroup) -> None:
-        """The others do not wait for this group any longer."""
-        self._awaited.discard(group)
-        if not self._awaited:
-            self._begin.set()
-            self._ready.set()
-
-    def _end(self, group: SenderGroup, error: Exception | None) -> None:
-        end = self._ends[group]
-        if end.done():
-            return
-        if error is None:
-            end.set_result(None)
-        else:
-            end.set_exception(error)
-            end.exception()  # it may have no reader
-
-    def _ended(self, group: SenderGroup, error: Exception | None) -> None:
-        """Called in other threads."""
-        self._loop.call_soon_threadsafe(self._end, group, error)
-
-    def _send(self) -> None:
-        """In the thread for tensor work."""
-        self.weights.check()
-        self._loop.call_soon_threadsafe(self._turn.set)
-        try:
-            self._ready.wait(self.weights.seconds / 2)
-            hosts = dict[SenderGroup, str]()
-            for group, members in self.groups.items():
-                host = self.addresses[members[0].url]
-                if group in self._awaited:
-                    self._ended(group, RuntimeError("the servers were not ready in time"))
-                elif group.broken or not isinstance(host, str):
-                    self._ended(group, RuntimeError("the group was closed"))
-                else:
-                    hosts[group] = host_for(members[0].url, self.addresses)
-            self._loop.call_soon_threadsafe(self._begin.set)
-            if hosts:
-                broadcast(self.weights, hosts, self._ended)
-        except BaseException as error:
-            if isinstance(error, Exception):
-                told = error
-            else:
-                told = RuntimeError(str(error))
-            for group in self.groups:
-                self._ended(group, told)
-            raise
+    async def _cancel(self, group: SenderGroup, calls: Iterable[asyncio.Task[None]]) -> None:
+        """End the calls that the end of their group has not ended, or that nobody waits for."""
+        self._start.leave(group)
+        group.abort()
+        for call in calls:
+            call.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait(calls, timeout=self._abort_seconds)
 
     async def _load(self, replica: Replica, group: SenderGroup) -> None:
-        member = group.member(replica.url, host_for(replica.url, self.addresses))
+        host = host_for(replica.url, self.addresses)
+        member = asdict(group.member(replica.url, host))
 
         async def update() -> AsyncIterator[Mapping[str, Any]]:
-            self._unready[group].discard(replica)
-            if not self._unready[group]:
-                self._leave(group)
-            await self._begin.wait()
+            self._start.arrive(group, replica)
+            await self._start.opened()
             if group.broken or self._ends[group].done():
                 raise ServerError(replica.url, NAME, "another member failed")
             plan = self.weights.plan if group.gaps else without_gaps(self.weights.plan)
             tensors = [bucket.as_json for bucket in plan]
-            yield {"kind": "group", "content": {"group": asdict(member), "tensors": tensors}, "last": True}
+            yield {"kind": "group", "content": {"group": member, "tensors": tensors}, "last": True}
 
         await replica.dialect.load_updates(replica.client, replica.facts, self.weights, update())
+
+    # ---- in the thread for tensor work -------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        """Broadcast to every group that is ready in time. What breaks a group is an error of its servers.
+
+        Raises:
+            OutdatedError: the trainer no longer has these weights.
+            BaseException: neither the trainer's end nor a server's has failed.
+        """
+        self.weights.check()
+        self._loop.call_soon_threadsafe(self._turn.set_result, None)
+        try:
+            late = self._start.late(self.weights.seconds / 2)
+            hosts = self._hosts(late)
+            self._start.open()
+            if hosts:
+                broadcast(self.weights, hosts, self._ended)
+        except OutdatedError as error:
+            self._all_ended(error)
+            raise
+        except (RuntimeError, OSError, UserError) as error:
+            self._all_ended(error)
+        except BaseException as error:
+            self._all_ended(RuntimeError(str(error)))
+            raise
+
+    def _hosts(self, late: set[SenderGroup]) -> dict[SenderGroup, str]:
+        """This machine's address for the members of each group that can be sent the weights; the others end."""
+        hosts = dict[SenderGroup, str]()
+        for group, members in self.groups.items():
+            url = members[0].url
+            if group in late:
+                self._ended(group, RuntimeError("the servers were not ready in time"))
+            elif group.broken or isinstance(self.addresses[url], ServerError):
+                self._ended(group, RuntimeError("the group was closed"))
+            else:
+                hosts[group] = host_for(url, self.addresses)
+        return hosts
+
+    def _all_ended(self, error: Exception) -> None:
+        for group in self.groups:
+            self._ended(group, error)
+
+    def _ended(self, group: SenderGroup, error: Exception | None) -> None:
+        self._loop.call_soon_threadsafe(_settle, self._ends[group], error)
+
+
+def _settle(end: "asyncio.Future[None]", error: Exception | None) -> None:
+    """Give a future its outcome, if it has none."""
+    if end.done():
+        return
+    if error is None:
+        end.set_result(None)
+    else:
+        end.set_exception(error)
+        end.exception()  # it may have no reader
+
+
+def _succeeded(party: "asyncio.Future[None]") -> bool:
+    return party.done() and party.exception() is None
+
+
+def _errors_of(calls: "Mapping[asyncio.Task[None], Replica]", end: "asyncio.Future[None]") -> Errors:
+    """The error of each replica whose call has failed, with that of the trainer's end: a member may know only that the
+    connection was closed."""
+    own = end.exception() if end.done() else None
+    errors = Errors()
+    for call, replica in calls.items():
+        error = _error_of(call, replica)
+        if error is not None and own is not None:
+            reason = f"{error.reason}; at the trainer: {one_line(str(own))}"
+            error = ServerError(replica.url, NAME, reason)
+        if error is not None:
+            errors[replica] = error
+    return errors
+
+
+def _error_of(call: "asyncio.Task[None]", replica: Replica) -> ServerError | UserError | None:
+    if not call.done() or call.cancelled():
+        return ServerError(replica.url, NAME, "it did not answer")
+    error = call.exception()
+    if error is None or isinstance(error, ServerError | UserError):
+        return error
+    raise error
 
 
 def host_for(url: str, addresses: Addresses) -> str:
@@ -574,8 +667,10 @@ def host_for(url: str, addresses: Addresses) -> str:
     own = addresses[url]
     if isinstance(own, ServerError):
         raise own
-    outside = sorted(host for host in addresses.values() if isinstance(host, str) and not is_loopback(host))
-    return next(iter(outside), own) if is_loopback(own) else own
+    if not is_loopback(own):
+        return own
+    outside = [host for host in addresses.values() if isinstance(host, str) and not is_loopback(host)]
+    return min(outside, default=own)
 
 
 def new_store(addresses: Addresses, seconds: float) -> TCPStore:
@@ -583,9 +678,10 @@ def new_store(addresses: Addresses, seconds: float) -> TCPStore:
     hosts = {host for host in addresses.values() if isinstance(host, str)}
     listens = hosts.pop() if len(hosts) == 1 else ""
     listener = socket.create_server((listens, 0))
+    port = listener.getsockname()[1]
     return TCPStore(
         listens or "127.0.0.1",
-        listener.getsockname()[1],
+        port,
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=seconds),
@@ -626,6 +722,11 @@ async def _is_sound(replica: Replica, weights: StreamedWeights) -> bool:
         except (ServerError, UserError):
             return False
     return True
+
+
+async def _those_that_answer(replicas: Sequence[Replica]) -> list[Replica]:
+    answers = await asyncio.gather(*(_answers(replica, HEALTH_SECONDS) for replica in replicas))
+    return [replica for replica, answered in zip(replicas, answers, strict=True) if answered]
 
 
 async def _answers(replica: Replica, seconds: float) -> bool:
