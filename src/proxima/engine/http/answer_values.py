@@ -4,9 +4,9 @@ number in quotes counts as a number."""
 import binascii
 import io
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from proxima.data.columns import SamplingMask
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
-SHOWN, NAMED = 200, 1000  # most characters of server text in a message, and of a name that is used
+T = TypeVar("T")
+SHOWN = 200  # most characters of a server's text in a message
+NAMED = 1000  # and of a name that is used
 LARGEST_ID = 2**31 - 1
 EXPLAINS = ("error", "message", "detail")  # fields of an error response that explain it
 ID_BYTES = 6  # most bytes of an id in a response: 32 bits in base64
@@ -45,15 +47,20 @@ def error_message(text: str) -> str:
 
 def _explained(answer: Any) -> Any:
     """The explanation of the failure in a response; the response itself if it has none."""
-    while isinstance(answer, dict) and (name := next((name for name in EXPLAINS if name in answer), None)):
-        answer = answer[name]
+    while isinstance(answer, dict):
+        names = [name for name in EXPLAINS if name in answer]
+        if not names:
+            break
+        answer = answer[names[0]]
     return answer
 
 
 def missing(key: object, answer: object = None) -> str:
     """The message for an answer that lacks a field."""
     explanation = _explained(answer)
-    return f"it lacks {key!r}" + ("" if explanation is None else f": {one_line(explanation, 100)}")
+    if explanation is None:
+        return f"it lacks {key!r}"
+    return f"it lacks {key!r}: {one_line(explanation, 100)}"
 
 
 def whole(value: Any, what: str, least: int = 0) -> int:
@@ -82,6 +89,13 @@ def plain_name(value: Any) -> str | None:
     if value in (None, "auto"):
         return None
     return one_line(value, 40).removeprefix("torch.")
+
+
+def if_given(value: Any, read: Callable[[Any], T]) -> T | None:
+    """What `read` makes of a value; None if the server has not sent it."""
+    if value is None:
+        return None
+    return read(value)
 
 
 def items(value: Any, what: str) -> list[Any]:
@@ -116,10 +130,9 @@ def value_at(values: Any, *names: str) -> Any:
     """The value in an answer under these nested keys; None if one is missing."""
     value: Any = values
     for name in names:
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        else:
-            value = None
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(name)
     return value
 
 

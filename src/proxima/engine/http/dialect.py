@@ -157,16 +157,14 @@ class TokenRequest:
         """
         tokens = self.sampling.max_tokens
         prompt = self.read or len(self.tokens)
+        line = ANSWER // 16 + SET * prompt + tokens * TOKEN
         if self.sampling_mask:
-            ids = self.sampling.top_k or LARGEST_SET
-        else:
-            ids = 0
-        if self.routes is None:
-            routes = 0
-        else:
-            routes = self.routes.bytes_per_token * (prompt + tokens)
-        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * ids) + routes
-        return StreamSize(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
+            line += tokens * SET * (self.sampling.top_k or LARGEST_SET)
+        if self.routes is not None:
+            line += self.routes.bytes_per_token * (prompt + tokens)
+        if repeats:
+            return StreamSize(line=line, total=line * (tokens + 1))
+        return StreamSize(line=line, total=line + (tokens + 16) * EVENT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -264,6 +262,21 @@ class ServerHealth:
     waiting: int = 0
     weight_version: str | None = None
     model: str | None = None
+
+
+def further_facts(log_probs: str | None, *, incomplete: bool) -> dict[str, str]:
+    """`ServerFacts.more`.
+
+    Args:
+        log_probs: why their distribution is not known; None or empty: it is.
+        incomplete: the server was found in the middle of an update of its weights.
+    """
+    facts = dict[str, str]()
+    if log_probs:
+        facts["log-probs"] = log_probs
+    if incomplete:
+        facts["weights"] = BROKEN_UPDATE
+    return facts
 
 
 def is_incomplete(label: object) -> bool:

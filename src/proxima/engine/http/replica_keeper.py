@@ -57,7 +57,8 @@ class ReplicaKeeper:
         self._newest: str | None = None  # label of the weights that servers are sent
         self._staged: tuple[WeightUpdate, StagedWeights] | None = None  # those of the next `publish`
         self._numbers = count(1)
-        self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
+        self._publishing = asyncio.Lock()
+        self._syncing = asyncio.Lock()  # also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._goes_first = False  # newer weights wait for `_syncing`
         self._awaiting = set[Replica]()  # those that return with the next weights: the trainer no longer has the newest
@@ -67,7 +68,8 @@ class ReplicaKeeper:
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
-        self._closed = self._stopping = False
+        self._closed = False
+        self._stopping = False
         self._late = set[Replica]()  # those that came during the run
         self._keeping = dict[Replica, asyncio.Task[None]]()
         self._tasks = set[asyncio.Task[None]]()
@@ -109,15 +111,17 @@ class ReplicaKeeper:
         if self._newest is None:  # a server that came late must not end the run
             initial = [replica for replica in self.pool.serving if replica not in self._late]
             line = await self.sync.check(initial, update)
-            self.pool.events += [] if line is None else [line]
+            if line is not None:
+                self.pool.events.append(line)
         staged = await self.sync.prepare(update, label, self.facts.dtype)
         self._prepare_seconds = monotonic() - started_at
         return staged
 
     @asynccontextmanager
     async def _before_returns(self) -> AsyncIterator[None]:
-        """Hold `_syncing`. Servers that wait for it to return wait again: they would load outdated weights. One that is
-        loading them is interrupted, but once."""
+        """Hold `_syncing` before any server that returns: it would load weights that are outdated at once. A server
+        that is loading them at this moment is interrupted, and tries again later. The next time it is let finish, or
+        it would never return to a run whose weights come faster than it loads them."""
         for replica in self._loading.keys() - self._interrupted:
             self._interrupt(replica)
             self._interrupted.add(replica)
@@ -145,12 +149,7 @@ class ReplicaKeeper:
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         async with self._before_returns():
-            ahead = self._staged
-            self._staged = None
-            if ahead is not None and ahead[0] is update:
-                staged = ahead[1]
-            else:
-                staged = await self._prepare(update)
+            staged = self._take_staged(update) or await self._prepare(update)
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
@@ -180,6 +179,15 @@ class ReplicaKeeper:
             pool.loading = False
             pool.dispatch()
 
+    def _take_staged(self, update: WeightUpdate) -> StagedWeights | None:
+        """What `stage` has prepared, if it was for this update."""
+        ahead = self._staged
+        self._staged = None
+        if ahead is None:
+            return None
+        of_update, staged = ahead
+        return staged if of_update is update else None
+
     async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
         push_round = PushRound(replicas)
 
@@ -195,13 +203,17 @@ class ReplicaKeeper:
                 push_round.copies.leave(replica)
                 push_round.leave(replica)
 
-        errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
+        outcomes = await asyncio.gather(*map(push, replicas), return_exceptions=True)
+        errors = dict(zip(replicas, outcomes, strict=True))
         away = [r for r in self.pool.replicas if errors.get(r) is None and r.status.state is State.AWAY]
+        others_have_them = len(self.reports) + len(away) > 0
         for replica, error in errors.items():
+            if error is None:
+                continue
             decides = first and replica not in self._late
-            others_have_them = isinstance(error, UserError) and not decides and len(self.reports) + len(away) > 0
-            if isinstance(error, BaseException) and not others_have_them:
-                raise error
+            if isinstance(error, UserError) and others_have_them and not decides:
+                continue
+            raise error
 
     async def _push(self, replica: Replica, push_round: PushRound | None = None) -> Report:
         assert self._newest is not None
@@ -260,10 +272,11 @@ class ReplicaKeeper:
         for address in addresses:
             if address.url not in known:
                 like = pool.known[0]
+                label = like.proof.label if self._newest is None else None
                 replica = Replica(address, like.dialect, pool.spec, like.tag)
                 replica.facts = self.facts
                 replica.proof.run = self.run
-                replica.proof.set_version(0, like.proof.label if self._newest is None else None)
+                replica.proof.set_version(0, label)
                 replica.status.check_soon.set()
                 self._late.add(replica)
                 pool.add(replica)
@@ -312,23 +325,27 @@ class ReplicaKeeper:
     # ---- health ------------------------------------------------------------------------------------------------------
 
     async def _keep(self, replica: Replica) -> None:
+        status = replica.status
         try:
             # a call that fails while it is cancelled may hide the cancellation
             while not self._closed and replica in self._keeping:
+                seconds = status.check_seconds(self.pool.spec.health_seconds)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(replica.status.check_seconds(self.pool.spec.health_seconds)):
-                        await replica.status.check_soon.wait()
-                replica.status.check_soon.clear()
+                    async with asyncio.timeout(seconds):
+                        await status.check_soon.wait()
+                status.check_soon.clear()
                 if replica.in_service:
                     await self._check(replica)
-                elif replica.status.may_return and not self.pool.asleep and replica not in self._returning:
+                elif status.may_return and not self.pool.asleep and replica not in self._returning:
                     await self._try_return(replica)
         except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
 
     async def _check(self, replica: Replica) -> None:
-        pool, proof, received = self.pool, replica.proof, replica.received
+        pool = self.pool
+        proof = replica.proof
+        received = replica.received
         label = proof.label
         loading = pool.loading
         parts = proof.unverified()
@@ -380,21 +397,24 @@ class ReplicaKeeper:
                     return
                 await self._take_in(replica)
         except (ServerError, UserError) as error:
-            reason = error.reason
-            status = replica.status
-            if replica not in self._keeping:
-                return
-            if isinstance(error, OutdatedError):
-                self._awaiting.add(replica)
-            if self.pool.asleep and replica.pause != "asleep":  # the trainer is using its devices
-                with suppress(ServerError, UserError):
-                    await replica.sleep()
-            if replica in self.pool.joining:
-                if reason != status.reason:
-                    self.pool.events.append(f"engine: {replica.url} can't join yet: {reason}")
-            elif isinstance(error, UserError) and status.ejections <= 2 and reason not in status.reason:  # said once
-                self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
-            status.failed_to_return(reason, refused=isinstance(error, RefusedError))
+            if replica in self._keeping:
+                await self._stay_out(replica, error)
+
+    async def _stay_out(self, replica: Replica, error: ServerError | UserError) -> None:
+        """It has failed to return."""
+        reason = error.reason
+        status = replica.status
+        if isinstance(error, OutdatedError):
+            self._awaiting.add(replica)
+        if self.pool.asleep and replica.pause != "asleep":  # the trainer is using its devices
+            with suppress(ServerError, UserError):
+                await replica.sleep()
+        if replica in self.pool.joining:
+            if reason != status.reason:
+                self.pool.events.append(f"engine: {replica.url} can't join yet: {reason}")
+        elif isinstance(error, UserError) and status.ejections <= 2 and reason not in status.reason:  # said once
+            self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
+        status.failed_to_return(reason, refused=isinstance(error, RefusedError))
 
     async def _check_return(self, replica: Replica) -> None:
         """Check that it is healthy, and as the others.
@@ -422,37 +442,55 @@ class ReplicaKeeper:
         if replica.in_service or replica not in self._keeping:  # it has returned meanwhile, or left
             return
         await self._sleep_if_all_do(replica)
-        if self._newest is not None:
-            await replica.stop("interrupted")
-            with suppress(WrongAnswerError):  # what it has sampled can't be confirmed later
-                await proof.confirm(proof.label)
-            try:
-                async with asyncio.timeout(None) as self._loading[replica]:
-                    await self._push(replica)
-            except TimeoutError:  # newer weights are on their way, or the trainer uses its devices
-                await self._sleep_if_all_do(replica)
-                replica.status.check_soon.set()
-                return
-            except OutdatedError:
-                raise
-            except (ServerError, UserError):
-                replica.status.failed_to_load()
-                raise
-            finally:
-                del self._loading[replica]
-        problem = proof.problem(await replica.health(), proof.label)
+        if self._newest is not None and not await self._load_newest(replica):
+            return
+        health = await replica.health()
+        problem = proof.problem(health, proof.label)
         if problem:
             raise ServerError(replica.url, "", problem)
-        stopped = None  # a pause may begin or end before the server has been told
-        while stopped != (stops := self.pool.paused and not self.pool.draining):
-            stopped = stops  # not during `drain`, which waits for what the server is to continue
-            await (replica.stop("interrupted") if stops else replica.resume())
+        await self._pause_as_the_others(replica)
         await self._sleep_if_all_do(replica)
         if replica not in self._keeping:  # it has left meanwhile
             return
         self.pool.welcome(replica)
         self._interrupted.discard(replica)
         self._awaiting.discard(replica)
+
+    async def _load_newest(self, replica: Replica) -> bool:
+        """Push the newest weights to a server that returns. False: it was interrupted, and tries again.
+
+        Raises:
+            ServerError, UserError: it has not got them.
+        """
+        await replica.stop("interrupted")
+        with suppress(WrongAnswerError):  # what it has sampled can't be confirmed later
+            await replica.proof.confirm(replica.proof.label)
+        try:
+            async with asyncio.timeout(None) as self._loading[replica]:
+                await self._push(replica)
+        except TimeoutError:  # newer weights are on their way, or the trainer uses its devices
+            await self._sleep_if_all_do(replica)
+            replica.status.check_soon.set()
+            return False
+        except OutdatedError:
+            raise
+        except (ServerError, UserError):
+            replica.status.failed_to_load()
+            raise
+        finally:
+            del self._loading[replica]
+        return True
+
+    async def _pause_as_the_others(self, replica: Replica) -> None:
+        """Stop the server if the engine is paused, or resume it. A pause may begin or end before the server has been
+        told. While the pool drains it is resumed: there are completions for it to continue."""
+        told = None
+        while told != (stops := self.pool.paused and not self.pool.draining):
+            told = stops
+            if stops:
+                await replica.stop("interrupted")
+            else:
+                await replica.resume()
 
     async def _sleep_if_all_do(self, replica: Replica) -> None:
         """Put it to sleep if the others are, perhaps since it began to return; it tries again when the trainer is done.
@@ -487,12 +525,7 @@ class ReplicaKeeper:
         pool = self.pool
         now = asyncio.get_running_loop().time()
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
-        produced = sum(replica.received + replica.successes for replica in pool.known)
-        works = produced != self._produced or any(replica.status.works for replica in pool.replicas)
-        loads = any(replica.status.ejections <= 1 for replica in self._loading)  # the first attempt, which may be long
-        works = works or loads or bool(self._awaiting)  # these wait for the trainer
-        self._produced = produced
-        if works or pool.asleep or not awaited:
+        if self._any_works() or pool.asleep or not awaited:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -502,14 +535,24 @@ class ReplicaKeeper:
         elif not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
         elif all(replica.status.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
+            remedy = "check token_env and the server's log, start it again"
             if self._left_to_others:
                 remedy = OTHERS
-            else:
-                remedy = "check token_env and the server's log, start it again"
             pool.give_up(no_replica_left(pool.replicas, remedy))
         elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
-            busy = "lower engine.max_running or raise engine.away_seconds"
-            pool.give_up(no_replica_left(pool.replicas, busy if pool.serving else "start it again"))
+            remedy = "start it again"
+            if pool.serving:
+                remedy = "lower engine.max_running or raise engine.away_seconds"
+            pool.give_up(no_replica_left(pool.replicas, remedy))
+
+    def _any_works(self) -> bool:
+        """True if a replica has produced something since the last call, or may without having a fault."""
+        before = self._produced
+        self._produced = sum(replica.received + replica.successes for replica in self.pool.known)
+        if self._produced != before or self._awaiting:  # these wait for the trainer
+            return True
+        loads = any(replica.status.ejections <= 1 for replica in self._loading)  # the first attempt, which may be long
+        return loads or any(replica.status.works for replica in self.pool.replicas)
 
     async def close(self) -> None:
         """Stop watching."""

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 
 from proxima.data import FieldError, UserError
-from proxima.data.columns import Floats
+from proxima.data.columns import Floats, SamplingMask
 from proxima.engine.http.answer_checks import Pair, find_log_prob_mode, two_greatest
 from proxima.engine.http.answer_values import (
     id_list,
+    if_given,
     items,
     mask_of_sets,
     number,
@@ -39,7 +40,6 @@ from proxima.engine.http.answer_values import (
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, as_expected
 from proxima.engine.http.dialect import (
-    BROKEN_UPDATE,
     ENDINGS,
     Chunk,
     Dialect,
@@ -50,6 +50,7 @@ from proxima.engine.http.dialect import (
     WeightsInFolder,
     WrittenTokens,
     check_scorable,
+    further_facts,
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.model_sizes import named_sizes, sizes_of_folder
@@ -73,7 +74,8 @@ LOADS = "/v1/loads"
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 IDLE_SECONDS = 5.0  # that a call to flush the cache waits until no request holds on to it
 SAMPLED = "output_token_sampling_logprobs"  # under the distribution sampled from, beside sampling masks
-MASK_OPTION, LARGEST_MASK = "--sampling-mask-max-tokens", 4096  # the largest top-k of a mask: option and default
+MASK_OPTION = "--sampling-mask-max-tokens"
+LARGEST_MASK = 4096  # its default: the largest top-k of a mask
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
 
@@ -127,9 +129,11 @@ class SglangDialect(Dialect):
             "top_logprobs_num": 0,
             "return_text_in_logprobs": False,
             "stream": True,
-            **({"return_sampling_mask": True} if request.sampling_mask else {}),
-            **({} if request.routes is None else {"return_routed_experts": True}),
         }
+        if request.sampling_mask:
+            body["return_sampling_mask"] = True
+        if request.routes is not None:
+            body["return_routed_experts"] = True
         reader = _StreamReader(client, request)
         async with aclosing(client.events(GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
@@ -147,10 +151,7 @@ class SglangDialect(Dialect):
         meta = await generate_once(client, fields, {}, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, meta):
             rows = items(meta["input_token_logprobs"], "input_token_logprobs")
-            if scored:
-                asked_rows = rows[len(rows) - len(scored) :]
-            else:
-                asked_rows = []
+            asked_rows = rows[len(rows) - len(scored) :]
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [number(row[0], "a log-prob") for row in asked_rows]
         if not are_named(scored, ids, facts.sizes.get("vocab_size")):
@@ -309,29 +310,17 @@ class _StreamReader:
             total = whole(meta["completion_tokens"], "completion_tokens")
             pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
             new = self._new(pairs, total, "log-probs", aborted=aborted)
-            mask = None
-            sampled = None
-            if self.request.sampling_mask:
-                sets = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
-                mask = mask_of_sets(self._new(sets, total, "sampling masks", aborted=aborted))
-            if self.request.sampling_mask and (among := meta.get(SAMPLED)) is not None:
-                among = self._new(items(among, SAMPLED), total, "log-probs of masks", aborted=aborted)
-                sampled = np.asarray([number(value, "a log-prob") for value in among], np.float32)
+            mask, sampled = self._masks(meta, total, aborted=aborted)
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
+            spans = None
+            routes = None
             # an aborted answer may count a token that it lacks: its spans and routes would cover it too
-            covered = reason is not None and not (aborted and self.seen + len(new) < total)
-            spans = meta.get("weight_versions") if covered else None
-            if spans is None:
-                checked_spans = None
-            else:
-                checked_spans = version_spans(spans)
-            shape = self.request.routes
-            rows = meta.get("routed_experts") if covered else None
-            if shape is None or rows is None:
-                routes = None
-            else:
-                routes = shape.read_int32(rows)
+            lacks_token = aborted and self.seen + len(new) < total
+            if reason is not None and not lacks_token:
+                spans = if_given(meta.get("weight_versions"), version_spans)
+                if self.request.routes is not None:
+                    routes = if_given(meta.get("routed_experts"), self.request.routes.read_int32)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
             return None
@@ -341,10 +330,25 @@ class _StreamReader:
             log_prob=np.asarray(values, np.float32),
             sampled_log_prob=sampled,
             finish_reason=reason,
-            version_spans=checked_spans,
+            version_spans=spans,
             sampling_mask=mask,
             routes=routes,
         )
+
+    def _masks(
+        self, meta: Mapping[str, Any], total: int, *, aborted: bool
+    ) -> tuple[SamplingMask | None, Floats | None]:
+        """The sampling masks of the new tokens, and their log-probs under the distribution sampled from, as far as they
+        were asked for and are there."""
+        if not self.request.sampling_mask:
+            return None, None
+        sets = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
+        mask = mask_of_sets(self._new(sets, total, "sampling masks", aborted=aborted))
+        among = meta.get(SAMPLED)
+        if among is None:
+            return mask, None
+        new = self._new(items(among, SAMPLED), total, "log-probs of masks", aborted=aborted)
+        return mask, np.asarray([number(value, "a log-prob") for value in new], np.float32)
 
     def _new(self, values: list[Any], total: int, name: str, *, aborted: bool) -> list[Any]:
         """The entries of `values`, one for each token, that earlier messages did not have."""
@@ -369,8 +373,10 @@ class _StreamReader:
             raise ServerError(self.client.url, GENERATE, reason)
         count = len(self.request.tokens)
         waited = ending is not None and ending["type"] == "abort" and not tokens
-        # a request that is aborted in the queue has not been read
-        tokens_read = whole(meta.get("prompt_tokens", count) if waited else meta["prompt_tokens"], "prompt_tokens")
+        if waited and "prompt_tokens" not in meta:  # a request that is aborted in the queue has not been read
+            tokens_read = count
+        else:
+            tokens_read = whole(meta["prompt_tokens"], "prompt_tokens")
         if tokens_read != count:
             raise UserError(
                 f"{self.client.url} read {tokens_read} tokens of a prompt of {count}",
@@ -425,29 +431,36 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         takes_weights=True,
         version_spans="weight_versions" in meta,
         seeds=deterministic,
-        sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks or ()),
+        sampling_mask=_are_masks(masks),
         largest_mask=settings.get("sampling_mask_max_tokens"),
         mask_option=MASK_OPTION,
         sampled_with_masks=bool(masks) and isinstance(meta.get(SAMPLED), list),
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
-        sleeps=all(settings.get(name) is True for name in ("enable_memory_saver", "enable_weights_cpu_backup")),
+        sleeps=settings.get("enable_memory_saver") is True and settings.get("enable_weights_cpu_backup") is True,
         joint_groups=False,
         sizes=await _sizes(model),
-        more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
+        more=further_facts(why, incomplete=incomplete),
         **await group_facts(client, settings),
     )
+
+
+def _are_masks(masks: Any) -> bool:
+    """True for the answer to a request with top-k 2 of a server that returns masks."""
+    if not masks:
+        return False
+    return all(isinstance(mask, list) and len(mask) <= 2 for mask in masks)
 
 
 async def _sizes(model: Mapping[str, Any]) -> dict[str, int | str]:
     """The sizes of the server's model: it names the family, and the rest is in the model's config if that is on this
     machine, too. Its own call for a weight knows few families, and copies the whole weight."""
-    paths = [path for path in (model.get("model_path"), model.get("tokenizer_path")) if isinstance(path, str)]
-    for path in paths:
-        sizes = await asyncio.to_thread(sizes_of_folder, path)
-        if sizes:
-            return sizes
+    for path in (model.get("model_path"), model.get("tokenizer_path")):
+        if isinstance(path, str):
+            sizes = await asyncio.to_thread(sizes_of_folder, path)
+            if sizes:
+                return sizes
     return named_sizes(model)
 
 
@@ -469,8 +482,14 @@ async def generate_once(
         sampling: in place of `SAMPLING_PARAMS`.
         size: most bytes of the answer.
     """
-    body = {"input_ids": list(PROMPT), "sampling_params": SAMPLING_PARAMS | dict(sampling), "return_logprob": True}
-    answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields), size=size)
+    body: dict[str, Any] = {
+        "input_ids": list(PROMPT),
+        "sampling_params": SAMPLING_PARAMS | dict(sampling),
+        "return_logprob": True,
+        "logprob_start_len": -1,
+        "stream": False,
+    }
+    answer = await client.post(GENERATE, body | dict(fields), size=size)
     with as_expected(client, GENERATE, answer):
         meta: dict[str, Any] = answer["meta_info"]
         return meta

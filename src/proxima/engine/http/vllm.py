@@ -8,7 +8,7 @@ New weights: `weights/to_vllm.py`.
 """
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -19,11 +19,12 @@ import numpy as np
 import torch
 
 from proxima.data import FieldError, UserError
-from proxima.data.columns import Floats
+from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import Pair, find_log_prob_mode, two_greatest
 from proxima.engine.http.answer_values import (
     RouteShape,
     id_list,
+    if_given,
     items,
     mask_of_sets,
     number,
@@ -36,7 +37,6 @@ from proxima.engine.http.answer_values import (
 )
 from proxima.engine.http.client import ANSWER, TOKEN, RefusedError, ServerClient, answer_or_none, as_expected
 from proxima.engine.http.dialect import (
-    BROKEN_UPDATE,
     ENDINGS,
     Chunk,
     Dialect,
@@ -47,6 +47,7 @@ from proxima.engine.http.dialect import (
     WeightsInFolder,
     WrittenTokens,
     check_scorable,
+    further_facts,
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.model_sizes import SIZES, named_sizes
@@ -96,7 +97,8 @@ class VllmDialect(Dialect):
         if request.images:
             body["content_parts"] = _image_parts(request.images)
         if request.grammar is not None:
-            body["reasoning_ended"] = True  # else a server with a reasoning parser would let a thought be free
+            # else a server with a reasoning parser would let a thought be free
+            body["reasoning_ended"] = True
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
         if facts.adapter is not None:
@@ -107,7 +109,7 @@ class VllmDialect(Dialect):
         async with aclosing(client.events(GENERATE, body, request.stream_size())) as events:
             async for event in events:
                 with as_expected(client, GENERATE, event):
-                    chunks = [chunkvalue_at(choice, event, request.routes) for choice in event["choices"] or ()]
+                    chunks = [read_chunk(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
@@ -131,9 +133,10 @@ class VllmDialect(Dialect):
             body["model"] = facts.adapter
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, answer):
-            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), tokens.read, strict=True)
-            compared = islice(rows, first, None)
-            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in compared]
+            rows = items(answer["prompt_logprobs"], "prompt_logprobs")
+            pairs = zip(rows, tokens.read, strict=True)
+            entries = [row[str(int(token))] for row, token in islice(pairs, first, None)]
+            values = [number(entry["logprob"], "a log-prob") for entry in entries]
         return _reported(values)
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
@@ -188,8 +191,9 @@ class VllmDialect(Dialect):
             ServerError: it was not emptied: without `running`, paused requests keep it in use.
         """
         path = "/reset_prefix_cache"
-        answer = await client.post(f"{path}?reset_running_requests={'true' if running else 'false'}")
-        if not (isinstance(answer, dict) and answer.get("success") is True):
+        which = "true" if running else "false"
+        answer = await client.post(f"{path}?reset_running_requests={which}")
+        if value_at(answer, "success") is not True:
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
 
     async def forget_images(self, client: ServerClient, facts: ServerFacts) -> None:
@@ -232,14 +236,15 @@ class Vllm(ServerSpec):
     def check(self, needs: EngineRequirements) -> list[str]:
         """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
         or without top-k, including the greedy ones of an evaluation."""
-        if self.sampling_mask:
-            if any(not sampling.temperature for sampling in needs.samplings):
-                reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
-                remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
-                raise FieldError("sampling_mask", True, reason, remedy=remedy)
-            if any(sampling.top_k == 0 for sampling in needs.samplings):
-                reason = "is refused by vLLM without a top_k, in training and evaluation"
-                raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
+        if not self.sampling_mask:
+            return super().check(needs)
+        if any(sampling.temperature == 0 for sampling in needs.samplings):
+            reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
+            remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
+            raise FieldError("sampling_mask", True, reason, remedy=remedy)
+        if any(sampling.top_k == 0 for sampling in needs.samplings):
+            reason = "is refused by vLLM without a top_k, in training and evaluation"
+            raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
         return super().check(needs)
 
     def variations(self, device: torch.device) -> Sequence[Variation]:
@@ -291,34 +296,47 @@ def _image_parts(addresses: Sequence[str]) -> list[dict[str, str]]:
     return [{"type": "image_url", "url": address} for address in addresses]
 
 
-def chunkvalue_at(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
+def read_chunk(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
     """The chunk of one event, with the experts of each token if `routes` gives their shape.
 
     Raises:
         ValueError: log-probs and tokens do not match, a sampling mask is invalid, or the finish reason is unknown.
     """
     tokens = id_list(choice["token_ids"] or [], "token_ids")
-    entries = items((choice.get("logprobs") or {}).get("content") or [], "logprobs.content")
+    log_probs = choice.get("logprobs") or {}
+    entries = items(log_probs.get("content") or [], "logprobs.content")
     values = [entry["logprob"] for entry in entries]
     if id_list([entry["token_id"] for entry in entries], "logprobs.content") != tokens:
         raise ValueError("log-probs are of other tokens than those that were sampled")
-    reported = [math.nan if value is None else number(value, "a log-prob") for value in values]
+    log_prob = _reported(map(_number_or_nan, values))
     ending = choice.get("finish_reason")
     if ending is not None and ending not in ENDINGS:
         raise ValueError(f"ended with {one_line(ending, 40)!r}")
-    spans, prompt = choice.get("weight_versions"), event.get("prompt_token_ids")
+    experts = None
+    if routes is not None:
+        experts = if_given(choice.get("routed_experts"), routes.read_npy)
     return Chunk(
         tokens=np.asarray(tokens, np.int32),
-        log_prob=_reported(reported),
-        finish_reason=None if ending is None else ENDINGS[ending],
-        version_spans=None if spans is None else version_spans(spans),
-        prompt_tokens=None if prompt is None else np.asarray(id_list(prompt, "prompt_token_ids"), np.int32),
-        sampling_mask=None if (sets := choice.get("sampling_mask")) is None else mask_of_sets(sets),
-        routes=None if routes is None or (rows := choice.get("routed_experts")) is None else routes.read_npy(rows),
+        log_prob=log_prob,
+        finish_reason=if_given(ending, ENDINGS.__getitem__),
+        version_spans=if_given(choice.get("weight_versions"), version_spans),
+        prompt_tokens=if_given(event.get("prompt_token_ids"), _prompt_tokens),
+        sampling_mask=if_given(choice.get("sampling_mask"), mask_of_sets),
+        routes=experts,
     )
 
 
-def _reported(values: Sequence[float]) -> Floats:
+def _number_or_nan(value: Any) -> float:
+    if value is None:
+        return math.nan
+    return number(value, "a log-prob")
+
+
+def _prompt_tokens(ids: Any) -> Ints:
+    return np.asarray(id_list(ids, "prompt_token_ids"), np.int32)
+
+
+def _reported(values: Iterable[float]) -> Floats:
     return np.asarray([math.nan if value <= ABSENT else value for value in values], np.float32)
 
 
@@ -336,38 +354,35 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
         model = short_text(served["id"], "the model's id")
-        longest = served.get("max_model_len")
-        if longest is None:
-            longest = None
-        else:
-            longest = whole(longest, "max_model_len", 1)
+        longest = if_given(served.get("max_model_len"), _length)
     settings = await answer_or_none(client.get("/server_info?config_format=json")) or {}
     config = settings.get("vllm_config") or {}
     device = value_at(settings, "vllm_config", "device_config", "device")
-    parallel = value_at(config, "parallel_config")
-    workers = None
-    size = value_at(parallel, "world_size")
-    if size is not None:
-        workers = whole(size, "world_size", 1) * whole(
-            value_at(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
-        )
-    # with room for several, a worker keeps adapters that were unloaded: it would not know which one to replace
-    holds_one = (value_at(config, "lora_config", "max_loras") or 1) == 1
-    allowed = holds_one and value_at(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
-    if allowed:
-        largest = whole(value_at(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank")
-    else:
-        largest = 0
-    ways = ["folder", *(["group", "ipc"] if workers else []), *(["adapters"] if largest else [])]
+    workers = _workers_of(config)
+    largest = _adapter_rank_of(settings)
+    ways = ["folder"]
+    if workers is not None:
+        ways += ["group", "ipc"]
+    if largest:
+        ways.append("adapters")
     first = await _first_choice(client)
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         sampling = {"temperature": temperature, "top_k": 2, "logprobs": 2, "max_tokens": 1, "seed": 1}
         choice = await _tokens(client, prompt, sampling)
-        return two_greatest(lambda: [_["logprob"] for _ in choice["logprobs"]["content"][0]["top_logprobs"]])
+
+        def log_probs() -> list[Any]:
+            entry = choice["logprobs"]["content"][0]
+            return [alternative["logprob"] for alternative in entry["top_logprobs"]]
+
+        return two_greatest(log_probs)
 
     log_probs, why = await find_log_prob_mode(pair)
     takes_weights = value_at(config, "weight_transfer_config", "backend") == TRANSFER
+    invariant = bool(value_at(settings, "vllm_env", "VLLM_BATCH_INVARIANT"))
+    sizes: Mapping[str, int | str] = {}
+    if takes_weights:
+        sizes = await _sizes(client)
     return ServerFacts(
         server=f"vllm {one_line(value_at(version, 'version') or '?', 40)}",
         model=model,
@@ -382,21 +397,46 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         seeds=device != "cpu",
         sampling_mask=bool(value_at(config, "model_config", "return_sampling_mask")),
         routed_experts=isinstance(first.get("routed_experts"), str),
-        batch_invariant=bool(value_at(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
+        batch_invariant=invariant and device == "cuda",
         sleeps=bool(value_at(config, "model_config", "enable_sleep_mode")),
         transfers=tuple(ways),
         adapter_rank=largest,
         workers=workers or 1,
         device=device,
-        sizes=await _sizes(client) if takes_weights else {},
-        more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
+        sizes=sizes,
+        more=further_facts(why, incomplete=incomplete),
     )
+
+
+def _length(value: Any) -> int:
+    return whole(value, "max_model_len", 1)
+
+
+def _workers_of(config: Mapping[str, Any]) -> int | None:
+    """The processes that hold the weights; None: not reported."""
+    parallel = value_at(config, "parallel_config")
+    size = value_at(parallel, "world_size")
+    if size is None:
+        return None
+    copies = value_at(parallel, "data_parallel_size") or 1
+    return whole(size, "world_size", 1) * whole(copies, "data_parallel_size", 1)
+
+
+def _adapter_rank_of(settings: Mapping[str, Any]) -> int:
+    """The largest rank of an adapter that the server can be sent during a run; 0: it can be sent none. With room for
+    several, a worker keeps adapters that were unloaded: it would not know which one to replace."""
+    adapters = value_at(settings, "vllm_config", "lora_config")
+    most = value_at(adapters, "max_loras") or 1
+    if most != 1 or value_at(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is not True:
+        return 0
+    return whole(value_at(adapters, "max_lora_rank") or 0, "max_lora_rank")
 
 
 async def _sizes(client: ServerClient) -> dict[str, int | str]:
     """The sizes of the server's model, as its first worker reports them. vLLM's own settings have its config only as a
     text of Python's."""
-    answer = await answer_or_none(client.post("/collective_rpc", {"method": "model_sizes", "args": [list(SIZES)]}))
+    call = {"method": "model_sizes", "args": [list(SIZES)]}
+    answer = await answer_or_none(client.post("/collective_rpc", call))
     results = value_at(answer, "results")
     if isinstance(results, list) and results:
         return named_sizes(results[0])
@@ -414,9 +454,11 @@ async def _first_choice(client: ServerClient) -> dict[str, Any]:
     except (ServerError, RefusedError) as error:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
+        reason = f"{client.url} gives no token ids: {error.reason}"
         remedy = "start it with --enable-scale-out, as `proxima engine serve RECIPE` does"
-        kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
-        raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
+        if isinstance(error, RefusedError):  # 403 is also that of a refused key
+            raise RefusedError(reason, remedy=remedy) from error
+        raise UserError(reason, remedy=remedy) from error
     with as_expected(client, GENERATE):
         id_list(choice["token_ids"], "token_ids")
     return choice
