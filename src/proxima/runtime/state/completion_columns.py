@@ -54,18 +54,19 @@ def _stored(columns: Iterable[TokenColumn]) -> Described:
     """Columns of tokens as a file has them: sets as flat ids and their counts, expert ids as bytes."""
     described: Described = {}
     for column in columns:
-        if column.unit:
-            doc = f"{column.unit}, {column.meaning}"
-        else:
-            doc = column.meaning
-        if column.dtype == "id":
-            kind = pa.binary()
-        else:
-            kind = _LISTS[column.dtype]
-        described[column.name] = (kind, "" if column.name in _WITHOUT_DOC else doc)
+        kind = pa.binary() if column.dtype == "id" else _LISTS[column.dtype]
+        described[column.name] = (kind, _doc(column))
         if column.ragged:
             described[counts_of(column.name)] = (_INTS, "[T], how many of these each token has")
     return described
+
+
+def _doc(column: TokenColumn) -> str:
+    if column.name in _WITHOUT_DOC:
+        return ""
+    if column.unit:
+        return f"{column.unit}, {column.meaning}"
+    return column.meaning
 
 
 STORED = [column for column in TOKEN_COLUMNS.values() if column.stored]
@@ -127,15 +128,16 @@ VERSIONS: Described = {
 }
 
 
-# a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
-NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} - {"untruncated_log_prob"}
-# every column as it is written, for those who read files that may be damaged
-FIELDS = {
-    name: pa.field(name, kind, name not in NEVER_NULL)
-    for name, (kind, _) in (
-        OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS | SOURCES | CHAIN
-    ).items()
-}
+def _every_column() -> dict[str, pa.Field]:
+    never_null = set(OTHERS)
+    never_null.update(column.name for column in STORED if column.required)
+    # a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
+    never_null.remove("untruncated_log_prob")
+    described = OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS | SOURCES | CHAIN
+    return {name: pa.field(name, kind, name not in never_null) for name, (kind, _) in described.items()}
+
+
+FIELDS = _every_column()  # as they are written, for those who read files that may be damaged
 
 
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
@@ -146,7 +148,8 @@ def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> p
     for name in columns:
         kind, doc = described[name]
         may_be_null = nullable or FIELDS[name].nullable
-        fields.append(pa.field(name, kind, may_be_null, metadata={"doc": doc} if doc else None))
+        metadata = {"doc": doc} if doc else None
+        fields.append(pa.field(name, kind, may_be_null, metadata=metadata))
     return pa.schema(fields, metadata={"proxima": version})
 
 
@@ -160,7 +163,8 @@ def torn_file(error: Exception) -> str:
 
 def prompt_row(prompt: Prompt) -> dict[str, Any]:
     """The columns of a prompt that few runs have."""
-    return {"question_weight": None if prompt.weight == 1 else prompt.weight}
+    weight = None if prompt.weight == 1 else prompt.weight
+    return {"question_weight": weight}
 
 
 def question_weight_of(row: Mapping[str, Any]) -> float:
@@ -172,28 +176,41 @@ def completion_row(completion: Completion) -> dict[str, Any]:
     """The columns of a completion."""
     row = vars(completion) | {"text": utf8(completion.text)} | _expert_ids(completion)
     for column in STORED:
-        if column.ragged and (sets := row.get(column.name)) is not None:
-            row |= {column.name: sets.ids, counts_of(column.name): sets.counts}
-    row["episode"] = None if completion.episode is None else completion.episode.to_json()
-    row["opening"] = None if completion.initial_prompt is None else completion.initial_prompt.tokens
+        sets = row.get(column.name)
+        if column.ragged and sets is not None:
+            row[column.name] = sets.ids
+            row[counts_of(column.name)] = sets.counts
+    row["episode"] = None
+    if completion.episode is not None:
+        row["episode"] = completion.episode.to_json()
+    row["opening"] = None
+    if completion.initial_prompt is not None:
+        row["opening"] = completion.initial_prompt.tokens
     return row
 
 
 def _expert_ids(completion: Completion) -> dict[str, Any]:
-    routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
+    routes = completion.routed_experts
+    of_prompt = completion.prompt_routed_experts
     if routes is None or not len(routes):  # without a token nothing is trained
         return dict.fromkeys(ROUTES)
-    if of_prompt is None:
-        prompt = None
-    else:
+    prompt = None
+    if of_prompt is not None:
         prompt = of_prompt.astype(routes.dtype).tobytes()
-    return dict(zip(ROUTES, (routes.tobytes(), prompt, *routes.shape[1:]), strict=True))
+    _, layers, experts = routes.shape
+    return dict(zip(ROUTES, (routes.tobytes(), prompt, layers, experts), strict=True))
 
 
 def score_row(score: Score) -> dict[str, Any]:
     """The columns of a score."""
-    row = vars(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
-    return row | {"players": dumps(score.facts()["players"]) if score.players else None}
+    row = dict(vars(score))
+    row["parts"] = dumps(score.parts)
+    if score.error is not None:
+        row["error"] = utf8(score.error)
+    row["players"] = None
+    if score.players:
+        row["players"] = dumps(score.facts()["players"])
+    return row
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -207,9 +224,31 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
-    further: Described = {}
-    few = (
-        (EXPERT_IDS[0], ROUTES),
+    schema = _with_rare_columns(schema, rows)
+    lists = {field.name: field.type.value_type for field in schema if pa.types.is_list(field.type)}
+    scalars = []
+    for field in schema:
+        if field.name not in lists and field.name != "text" and not pa.types.is_binary(field.type):
+            scalars.append(field.name)
+    split = []
+    for name, kind in lists.items():
+        if kind in (pa.float32(), pa.int32()) and name != "policy_version":
+            split.append(f"{name}.list.element")
+    settings = {
+        "use_dictionary": [*scalars, "policy_version.list.element"],
+        "write_statistics": scalars,
+        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT"),
+    }
+    with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
+        for start in range(0, max(1, len(rows)), ROW_GROUP):
+            part = rows[start : start + ROW_GROUP]
+            arrays = [_array(field, [row.get(field.name) for row in part]) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _with_rare_columns(schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
+    """The schema with the columns that few runs have, where a row has a value for the first of them."""
+    few = [
         ("episode", EPISODES),
         ("players", ROLES),
         ("images", IMAGES),
@@ -217,25 +256,14 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
         ("source", SOURCES),
         ("chained_log_ratio", CHAIN),
         ("newest", VERSIONS),
-    )
-    for name, columns in few:
-        if columns is ROUTES and "policy_version" not in schema.names:
-            continue
-        further |= columns if any(row.get(name) is not None for row in rows) else {}
-    for name, (kind, doc) in further.items():
-        schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))
-    scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
-    lists = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
-    encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in lists.items() if kind in (pa.float32(), pa.int32())}
-    versions = "policy_version.list.element"
-    encoding.pop(versions, None)
-    coded = [name for name in scalars if name != "text" and not pa.types.is_binary(schema.field(name).type)]
-    settings = {"use_dictionary": [*coded, versions], "write_statistics": coded, "column_encoding": encoding}
-    with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
-        for start in range(0, max(1, len(rows)), ROW_GROUP):
-            part = rows[start : start + ROW_GROUP]
-            arrays = [_array(field, [row.get(field.name) for row in part]) for field in schema]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    ]
+    if "policy_version" in schema.names:
+        few.insert(0, (EXPERT_IDS[0], ROUTES))
+    for first, columns in few:
+        if any(row.get(first) is not None for row in rows):
+            for name, (kind, doc) in columns.items():
+                schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))
+    return schema
 
 
 def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
@@ -249,7 +277,8 @@ def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> pa.ListArray:
     """One list a row; None is null, a column of several axes is flattened."""
     dtype = kind.value_type.to_pandas_dtype()
-    arrays = [np.ravel(np.asarray(() if column is None else column, dtype)) for column in columns]
+    given = [() if column is None else column for column in columns]
+    arrays = [np.ravel(np.asarray(values, dtype)) for values in given]
     flat = np.concatenate([np.empty(0, dtype), *arrays])
     lengths = [len(array) for array in arrays]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -259,4 +288,12 @@ def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> p
 
 def parsed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with what is stored as JSON parsed."""
-    return [row | {name: load_json(row[name]) for name in JSON_COLUMNS if row.get(name) is not None} for row in rows]
+    return [_parsed(row) for row in rows]
+
+
+def _parsed(row: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(row)
+    for name in JSON_COLUMNS:
+        if values.get(name) is not None:
+            values[name] = load_json(values[name])
+    return values

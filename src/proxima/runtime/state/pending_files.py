@@ -55,10 +55,8 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
         }
         for completion, score in zip(group.completions, group.scores, strict=True):
             for episode_path in completion.paths:
-                if episode_path.top_k is None:
-                    k = None
-                else:
-                    k = episode_path.top_k.shape[-1]
+                top_k = episode_path.top_k
+                k = None if top_k is None else top_k.shape[-1]
                 row = completion_row(episode_path) | score_row(score) | of_group
                 rows.append(row | {"uid": prompt.uid, "k": k})
                 of_group = {}
@@ -68,7 +66,8 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
 
 def read_groups(path: Path) -> list[Group]:
     """The groups of a file, in order; none where the checkpoint has no such file."""
-    return [_group(uid, list(rows)) for uid, rows in groupby(_read(path), key=itemgetter("uid"))]
+    by_uid = groupby(_read(path), key=itemgetter("uid"))
+    return [_group(uid, list(rows)) for uid, rows in by_uid]
 
 
 def write_next_policy(path: Path, entries: Sequence[NextLogProbs]) -> None:
@@ -91,6 +90,13 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     first = rows[0]
-    columns = {name: first[name] for name in ("answer", "metadata", "chat")} | {"weight": question_weight_of(first)}
-    prompt = Prompt(uid=uid, messages=tuple(first["messages"]), tokens=first["prompt_tokens"], **columns)
+    prompt = Prompt(
+        uid=uid,
+        messages=tuple(first["messages"]),
+        tokens=first["prompt_tokens"],
+        answer=first["answer"],
+        metadata=first["metadata"],
+        chat=first["chat"],
+        weight=question_weight_of(first),
+    )
     return stored_group(prompt, rows)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from proxima.data import UserError
-from proxima.data.columns import filled_by
+from proxima.data.columns import Floats, filled_by
 from proxima.data.flow import Completion, Group, Key, Prompt, Score, prompt_name
 from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
@@ -72,21 +72,21 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
         ValueError: a record has another number of values than the completion has tokens.
         OSError: the disk is full or read-only.
     """
-    fields: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for group, completion, score in _completions(groups):
         for part in completion.paths:
-            fields.append(_common(step, group.prompt, part, score))
-            fields[-1] |= _training(group, part, records[part.key])
-    _write(path, ROLLOUT_SCHEMA, fields)
+            row = _common(step, group.prompt, part, score)
+            rows.append(row | _training(group, part, records[part.key]))
+    _write(path, ROLLOUT_SCHEMA, rows)
 
 
 def write_evals(path: Path, step: int, groups: Sequence[Group], sources: Sequence[TaskSource] = ()) -> None:
     """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`. The rows of a mix, whose
     sources these are, name theirs."""
-    rows = [
-        _common(step, group.prompt, completion, score) | {"source": _source_name(sources, group.prompt)}
-        for group, completion, score in _completions(groups)
-    ]
+    rows: list[dict[str, Any]] = []
+    for group, completion, score in _completions(groups):
+        row = _common(step, group.prompt, completion, score)
+        rows.append(row | {"source": _source_name(sources, group.prompt)})
     _write(path, EVAL_SCHEMA, rows)
 
 
@@ -103,11 +103,13 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     Raises:
         UserError: the file is damaged, or no Parquet; names it and the remedy.
     """
-    sampled, filled = "sampled_log_prob", "untruncated_log_prob"
-    if columns is None:
-        wanted = None
-    else:
-        wanted = [*columns, *({sampled} - set(columns) if filled in columns else ())]
+    sampled = "sampled_log_prob"
+    filled = "untruncated_log_prob"
+    wanted = None
+    if columns is not None:
+        wanted = list(columns)
+        if filled in columns and sampled not in columns:
+            wanted.append(sampled)
     with reading(path, DELETE):
         try:
             table = pq.read_table(path, columns=wanted, partitioning=None)
@@ -116,8 +118,11 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         check_columns(table, FIELDS)
     if filled in table.column_names:
         whole = pc.coalesce(table[filled], table[sampled])
-        table = table.set_column(table.column_names.index(filled), table.schema.field(filled), whole)
-    return table if columns is None else table.select(columns)
+        place = table.column_names.index(filled)
+        table = table.set_column(place, table.schema.field(filled), whole)
+    if columns is None:
+        return table
+    return table.select(columns)
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -135,43 +140,58 @@ def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, S
 
 def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
     """The columns of a completion that both kinds of file have."""
+    row = completion_row(completion) | score_row(score)
+    row["step"] = step
+    row["question"] = utf8(prompt.question)
+    row["answer"] = dumps(prompt.answer)
+    row["images"] = _images(prompt)
     if score.valid:
-        judged = {"correct": score.correct, "reward": float(score.value)}
+        row["correct"] = score.correct
+        row["reward"] = float(score.value)
     else:
-        judged = {"correct": None}
-    of_prompt = {"step": step, "question": utf8(prompt.question), "answer": dumps(prompt.answer)}
-    of_prompt["images"] = _images(prompt)
-    return completion_row(completion) | score_row(score) | of_prompt | judged
+        row["correct"] = None
+    return row
 
 
 def _images(prompt: Prompt) -> list[int] | None:
     """The numbers of the images that a prompt shows."""
     if (prompt.tokens >= 0).all():
         return None
-
     return shown_images(prompt.tokens)
 
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """The columns of a completion that only the rollouts have."""
-    sources = (record.trajectory, OF_TRAJECTORY + FEW_OF_TRAJECTORY), (record.statistics, OF_FORWARD)
-    per_token = {name: None if source is None else getattr(source, name) for source, names in sources for name in names}
+    per_token = _values(record.trajectory, OF_TRAJECTORY + FEW_OF_TRAJECTORY)
+    per_token |= _values(record.statistics, OF_FORWARD)
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"{prompt_name(group.prompt.uid)}, sample {completion.sample}"
             raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
-    sampled, untruncated = completion.sampled_log_prob, completion.untruncated_log_prob
-    return {
-        **prompt_row(group.prompt),
-        "prompt_tokens": group.prompt.tokens,
-        "untruncated_log_prob": None if untruncated is sampled or np.array_equal(untruncated, sampled) else untruncated,
-        "baseline": group.baseline,
-        "outcome": record.outcome,
-        "used": record.used,
-        "updates_before": None if record.statistics is None else record.statistics.updates_before,
-        **{name: getattr(record, name) for name in OF_ADVANTAGE},
-        **per_token,
-    }
+    row = prompt_row(group.prompt)
+    row["prompt_tokens"] = group.prompt.tokens
+    row["untruncated_log_prob"] = _untruncated(completion)
+    row["baseline"] = group.baseline
+    row["outcome"] = record.outcome
+    row["used"] = record.used
+    row["updates_before"] = None if record.statistics is None else record.statistics.updates_before
+    return row | _values(record, OF_ADVANTAGE) | per_token
+
+
+def _values(source: object, names: Sequence[str]) -> dict[str, Any]:
+    """The attributes of this name; None where there is no source."""
+    if source is None:
+        return dict.fromkeys(names)
+    return {name: getattr(source, name) for name in names}
+
+
+def _untruncated(completion: Completion) -> Floats | None:
+    """The log-probs at the temperature alone; None where they are those of the distribution sampled."""
+    sampled = completion.sampled_log_prob
+    untruncated = completion.untruncated_log_prob
+    if untruncated is sampled or np.array_equal(untruncated, sampled):
+        return None
+    return untruncated
 
 
 def _write(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,12 @@ def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
 
 def array_rows(table: pa.Table) -> list[dict[str, Any]]:
     """The rows of a table, lists as arrays, what is stored as JSON parsed."""
-    columns = {
-        field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
-        for field in table.schema
-    }
-    return parsed(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    columns = dict[str, list[Any]]()
+    for field in table.schema:
+        column = table[field.name]
+        columns[field.name] = numpy_columns(column) if pa.types.is_list(field.type) else column.to_pylist()
+    rows = zip(*columns.values(), strict=True)
+    return parsed(dict(zip(columns, row, strict=True)) for row in rows)
 
 
 def stored_routes(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,21 +51,22 @@ def stored_routes(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def stored_group(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> Group:
     """The group of a prompt's rows, exact to the bit; an episode has a row for each path."""
+    every_path = [_completion(prompt.uid, row) for row in rows]
     completions = []
-    for _, paths in groupby((_completion(prompt.uid, row) for row in rows), key=lambda path: path.sample):
+    for _, paths in groupby(every_path, key=attrgetter("sample")):
         *earlier, last = paths
-        completions.append(replace(last, earlier=tuple(earlier)) if earlier else last)
-    scores = tuple(_score(row) for row in {row["sample"]: row for row in rows}.values())
+        if earlier:
+            last = replace(last, earlier=tuple(earlier))
+        completions.append(last)
+    last_rows = {row["sample"]: row for row in rows}
+    scores = tuple(map(_score, last_rows.values()))
     return Group(prompt=prompt, completions=tuple(completions), scores=scores, baseline=rows[0]["baseline"])
 
 
 def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
     columns = {name: row[name] for name in ABOUT}
     for column in STORED:
-        if column.required:
-            values = row[column.name]
-        else:
-            values = row.get(column.name)
+        values = row[column.name] if column.required else row.get(column.name)
         if column.by not in ("engine", "episode") or values is None:
             continue
         if column.ragged:
@@ -83,9 +85,13 @@ def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
 
 
 def _score(row: Mapping[str, Any]) -> Score:
-    value = row["value"] if "value" in row else row["reward"]  # as a checkpoint and the rollouts call it
-    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
-    return Score.of_facts({"value": float("nan") if value is None else value, "players": row.get("players"), **facts})
+    name = "value" if "value" in row else "reward"  # as a checkpoint and the rollouts call it
+    facts = {"value": row[name], "players": row.get("players")}
+    if facts["value"] is None:
+        facts["value"] = float("nan")
+    for name in ("valid", "parts", "error", "correct"):
+        facts[name] = row[name]
+    return Score.of_facts(facts)
 
 
 def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
@@ -93,15 +99,20 @@ def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str
     the file has its tokens and its question."""
     of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
     with reading(path):
-        table = read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer])
+        names = [name for name in pq.read_schema(path).names if name not in of_trainer]
+        table = read_table(path, names)
         return _groups(array_rows(table))
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
-    top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
-    used, dropped = [], []
+    k = 0
+    for row in rows:
+        if row["top_k"] is not None and len(row["tokens"]):
+            k = max(k, len(row["top_k"]) // len(row["tokens"]))
+    used = []
+    dropped = []
     for uid, members in groupby(rows, key=itemgetter("prompt_uid")):
-        rows_of = [row | {"k": max(top, default=0)} for row in members]
+        rows_of = [row | {"k": k} for row in members]
         first = rows_of[0]
         messages = ({"role": "user", "content": first["question"]},)
         prompt = Prompt(
