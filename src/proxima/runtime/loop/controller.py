@@ -20,7 +20,7 @@ from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric
 from proxima.evaluation.held_out import Evaluation, summarise, summary_by_source
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
-from proxima.runtime.loop.device_figures import device_figures, memory_figures
+from proxima.runtime.loop.device_figures import device_figures, memory_figures, per_second
 from proxima.runtime.loop.publisher import Publisher, engine_errors
 from proxima.runtime.loop.step_review import StepReview, mean_metrics, metrics_by_source, not_filled, rollout_metrics
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop
@@ -58,9 +58,7 @@ class Controller(TrainingLoop):
         services: RunServices,
     ) -> None:
         super().__init__(config, config.train.steps, learner.stack, services)
-        if learner.critic is None:
-            self.others = {}
-        else:
+        if learner.critic is not None:
             self.others = {CRITIC: learner.critic.stack}
         self.collector = collector
         self.generator = collector.generator
@@ -98,10 +96,9 @@ class Controller(TrainingLoop):
         """Collect scored groups until they make a batch."""
         self.publisher.reports.metrics.clear()
         with self.timed(self.collector.stage), engine_errors():
+            collecting = self.collector.collect(self.journal.version, self.journal.history)
             try:
-                collected: CollectedBatch = await self.cancel_on_stop(
-                    self.collector.collect(self.journal.version, self.journal.history)
-                )
+                collected: CollectedBatch = await self.cancel_on_stop(collecting)
             except BatchNotFilled as shortfall:
                 raise await self.not_filled(step, shortfall) from shortfall
         return collected
@@ -134,12 +131,12 @@ class Controller(TrainingLoop):
 
     async def publish(self, result: UpdateResult) -> int:
         """Give the engine the new weights, if there are any. Returns the version after the step."""
-        version = self.journal.version + bool(result.updates)
-        if result.updates:
-            with self.timed("publish"):
-                await self.publisher.publish(version, self.journal.step + 1, deferring=True)
-        else:
+        if not result.updates:
             await self.publisher.turns.resume()
+            return self.journal.version
+        version = self.journal.version + 1
+        with self.timed("publish"):
+            await self.publisher.publish(version, self.journal.step + 1, deferring=True)
         return version
 
     async def finish_step(
@@ -157,9 +154,11 @@ class Controller(TrainingLoop):
             self.learner = self.learner.after(result.metrics)
             self.collector.judged(batch.judgements)
             # Snapshot atomically; prompts enqueued later are redrawn on resume.
-            self._cursor, self._pending = self.collector.state(), self.collector.pending()
+            self._cursor = self.collector.state()
+            self._pending = self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
-            await self.disk.write(partial(self.journal.consume, version=version), step, self._cursor, record)
+            consume = partial(self.journal.consume, version=version)
+            await self.disk.write(consume, step, self._cursor, record)
             self.report_step(record)
             self.review.warn(record, collected, batch)
         self.step_complete = True
@@ -174,22 +173,29 @@ class Controller(TrainingLoop):
         figures: dict[str, Any] = {}
         with engine_errors(), self.activity.stage("evaluate", step=step):
             for name, held_out in self.evaluations.items():
-                groups = await self.cancel_on_stop(held_out.groups())
-                of_set = f"{label}-{name}" if name else label
-                await self.write_aside(self.store.write_evals, step, of_set, groups, held_out.sources)
-                figures |= {f"{name}/{key}" if name else key: value for key, value in summarise(groups).items()}
-                by_source = summary_by_source(held_out.sources, groups)
-                figures |= {f"{name}/{key}" if name else key: value for key, value in by_source.items()}
-        scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
-        record = self.evaluation_record(label, start) | scoring | figures
+                figures |= await self.evaluate_set(name, held_out, label)
+        record = self.evaluation_record(label, start)
+        record["time/score"] = self.evaluations[""].generator.scoring_seconds
+        record |= figures
         metric = self.config.eval.metric
         if metric:
-            record["metric"], problem = named_metric(record, metric, optional=role_metric_names(self.config.eval.task))
+            optional = role_metric_names(self.config.eval.task)
+            record["metric"], problem = named_metric(record, metric, optional=optional)
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)
             if problem:
                 self.observer.warning(problem)
         await self.keep_evaluation(record)
+
+    async def evaluate_set(self, name: str, held_out: Evaluation, label: str) -> dict[str, Any]:
+        """Evaluate on one set, and write its completions. Returns its figures by their names in the record."""
+        groups = await self.cancel_on_stop(held_out.groups())
+        file_label = f"{label}-{name}" if name else label
+        await self.write_aside(self.store.write_evals, self.journal.step, file_label, groups, held_out.sources)
+        figures = summarise(groups) | summary_by_source(held_out.sources, groups)
+        if not name:
+            return figures
+        return {f"{name}/{key}": value for key, value in figures.items()}
 
     # ---- what the stages need ----------------------------------------------------------------------------------------
 
@@ -204,8 +210,11 @@ class Controller(TrainingLoop):
         self.publisher.end_if_failed()
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state(), **self.learner.state()}
-        files = {**self._stage_files}
+        facts = {"cursor": self._cursor}
+        facts |= self._pending.facts()
+        facts |= self.batch_builder.state()
+        facts |= self.learner.state()
+        files = dict(self._stage_files)
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
         head = self.learner.policy.value_head
@@ -224,11 +233,11 @@ class Controller(TrainingLoop):
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
         stage = self.collector.stage
-        scoring = collected.scoring_seconds
-        times = {**self.times, stage: self.times[stage] - scoring, "score": scoring}
-        generating = times.get("generate", 0.0)
-        training = times["train"]
+        times = dict(self.times)
+        times[stage] -= collected.scoring_seconds
+        times["score"] = collected.scoring_seconds
         rollout = rollout_metrics(collected.generated, batch)
+        generated = rollout["tokens/generated"]
         rollout |= metrics_by_source(sources_of(self.config.task), collected.generated, batch)
         return {
             "kind": "train",
@@ -242,12 +251,12 @@ class Controller(TrainingLoop):
             "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,
             "tokens/trained": result.tokens,
-            "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
-            "tokens_per_second/train": result.tokens / training if training else 0.0,
+            "tokens_per_second/generate": per_second(generated, times.get("generate", 0.0)),
+            "tokens_per_second/train": per_second(result.tokens, times["train"]),
             **self.collector.step_metrics(times),
             **self.publisher.reports.metrics,
             **{f"time/{name}": value for name, value in times.items()},
-            **device_figures(result, self.stack, self.config.placement, rollout["tokens/generated"], times["step"]),
+            **device_figures(result, self.stack, self.config.placement, generated, times["step"]),
             **memory_figures(result, self.planned_memory),
             "policy_version": version,
         }

@@ -41,6 +41,13 @@ def device_figures(
     return figures
 
 
+def per_second(tokens: float, seconds: float) -> float:
+    """Tokens per second of a stage; 0 if it took no time."""
+    if not seconds:
+        return 0.0
+    return tokens / seconds
+
+
 def memory_figures(result: UpdateResult, planned: int | None) -> dict[str, float]:
     """Return the memory of the devices, in bytes: `device/memory_allocated` and `device/memory_reserved`, the peaks
     since the policy's last update, where torch counts them; `device/memory_planned`, what the plan has for the first,
@@ -54,9 +61,10 @@ def memory_figures(result: UpdateResult, planned: int | None) -> dict[str, float
 def planned_memory(resolved: Resolved[Any] | None, device: torch.device) -> int | None:
     """Return the bytes that a plan of the recipe has on a rank's GPU; None without a GPU, without the package
     proxima-plan, or if it has no plan for this recipe."""
-    command = next(iter(entry_points(group=COMMANDS, name="plan")), None)
-    if resolved is None or device.type != "cuda" or command is None:
+    commands = entry_points(group=COMMANDS, name="plan")
+    if resolved is None or device.type != "cuda" or not commands:
         return None
+    command = next(iter(commands))
     package = command.module.rpartition(".")[0]
     # a forecast is for people: no error of it may end a run
     with suppress(Exception):

@@ -22,7 +22,7 @@ from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.precision import Decided
-from proxima.runtime.loop.device_figures import device_figures, memory_figures
+from proxima.runtime.loop.device_figures import device_figures, memory_figures, per_second
 from proxima.runtime.loop.step_review import mean_metrics
 from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
@@ -55,7 +55,9 @@ class OfflineData:
         self.method = method
         self.observer = observer
         self.notes = list[str]()
-        tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
+        tasks = {"task": config.task}
+        if config.eval.task is not None:
+            tasks["eval.task"] = config.eval.task
         opened = open_tasks(tasks, config.seed, may_skip=True)
         self.notes += overlap_notes(tasks, opened, limits_of(config))
         self.rows: dict[str, Rows] = {f"{name}: its rows": rows for name, rows in opened.items()}
@@ -67,7 +69,8 @@ class OfflineData:
             questions = opened["eval.task"]
             count = min(config.eval.limit or len(questions), len(questions))
             self.held_out = self._items(questions, count, "eval.task")
-            for number in range(min(count, config.eval.samples if isinstance(config.eval, SampledEvalConfig) else 0)):
+            shown = config.eval.samples if isinstance(config.eval, SampledEvalConfig) else 0
+            for number in range(min(count, shown)):
                 with suppress(EmptyPromptError):
                     self.samples.append(questions[number])
         self.cursor = Cursor(len(self.items), config.seed, config.data.shuffle)
@@ -78,15 +81,15 @@ class OfflineData:
         """The indices of the items that a run of `steps` steps uses, in ascending order."""
         if self.whole_epochs:
             return list(range(self.cursor.size))
-        return sorted({self.cursor.row(uid) for uid in range(min(steps * self.examples, self.cursor.size))})
+        used = min(steps * self.examples, self.cursor.size)
+        return sorted({self.cursor.row(uid) for uid in range(used)})
 
     def next(self) -> list[Any]:
         """The items of the next step."""
+        count = self.examples
         if self.whole_epochs:
-            remaining = self.cursor.size - self.cursor.drawn % self.cursor.size
-        else:
-            remaining = self.examples
-        return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, remaining))]
+            count = min(count, self.cursor.size - self.cursor.drawn % self.cursor.size)
+        return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(count)]
 
     def _items(self, rows: Rows, count: int, name: str) -> list[Any]:
         """The items of the first `count` rows; adds a note about skipped rows."""
@@ -97,25 +100,34 @@ class OfflineData:
             try:
                 items.append(self.method.item(rows[number], number))
             except FieldError as problem:
-                if isinstance(problem, OverLengthError):
-                    setting = "over_length"
-                else:
-                    setting = "unusable"
-                if getattr(self.config.data, setting) == "refuse":
-                    bound = f"refuses {row_place(rows, number)} of {name}: {problem.reason}"
-                    remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
-                    raise FieldError(f"data.{setting}", "refuse", bound, remedy=remedy) from None
+                self._refuse_if_asked(problem, f"{row_place(rows, number)} of {name}")
                 kind = re.sub(r"\d+", "N", f"{problem.field} {problem.bound}")
                 skipped.setdefault(kind, []).append((number, problem))
         if skipped:
             total = sum(map(len, skipped.values()))
-            share = f"{total:,} of {counted(count, 'row')} {'is' if total == 1 else 'are'} skipped"
+            verb = "is" if total == 1 else "are"
+            share = f"{total:,} of {counted(count, 'row')} {verb} skipped"
             self.notes.append(f"{name}: {share}: {_skipped_reasons(skipped, rows)}")
         if not items:
             reason = f"{name}: none of its {counted(count, 'row')} can be used: {_skipped_reasons(skipped, rows)}"
-            (_, first), *_ = max(skipped.values(), key=len, default=[(0, None)])
-            raise UserError(reason, remedy=(first and first.remedy) or "map other columns, or name another data set")
+            remedy = ""
+            if skipped:
+                _, first = max(skipped.values(), key=len)[0]
+                remedy = first.remedy
+            raise UserError(reason, remedy=remedy or "map other columns, or name another data set")
         return items
+
+    def _refuse_if_asked(self, problem: FieldError, place: str) -> None:
+        """Raise FieldError if the config refuses a data set with a row that has this problem."""
+        setting = "unusable"
+        allowed: str = self.config.data.unusable
+        if isinstance(problem, OverLengthError):
+            setting = "over_length"
+            allowed = self.config.data.over_length
+        if allowed == "refuse":
+            bound = f"refuses {place}: {problem.reason}"
+            remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
+            raise FieldError(f"data.{setting}", "refuse", bound, remedy=remedy) from None
 
 
 def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
@@ -126,10 +138,8 @@ def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
         problem = alike[0][1]
         named = ", ".join(row_place(rows, number) for number, _ in alike[:NAMED])
         if len(alike) > NAMED:
-            more = f" and {len(alike) - NAMED:,} more"
-        else:
-            more = ""
-        parts.append(f"{problem.field} {problem.bound} ({named}{more})")
+            named = f"{named} and {len(alike) - NAMED:,} more"
+        parts.append(f"{problem.field} {problem.bound} ({named})")
     return "; ".join(parts)
 
 
@@ -158,9 +168,8 @@ class HeldOutSamples:
         """A group with one unscored completion for each prompt, under the current weights."""
         weights = await self.compute.run(self.stack.gathered)
         await self.engine.publish(WeightUpdate(version=version, module=weights.model))
-        completions = await collect(
-            self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
-        )
+        requests = [Request(prompt=prompt, sample=0, sampling=self.sampling) for prompt in self.prompts]
+        completions = await collect(self.engine, requests)
         pairs = zip(self.prompts, completions, strict=True)
         return [Group(prompt=prompt, completions=(completion,), scores=(UNSCORED,)) for prompt, completion in pairs]
 
@@ -209,7 +218,8 @@ class OfflineLoop(TrainingLoop):
 
         def prepare(progress: Progress) -> None:
             drawn = self.data.drawn(self.steps)
-            ready = self.method.prepare([self.data.items[i] for i in drawn], progress, self.stack)
+            items = [self.data.items[i] for i in drawn]
+            ready = self.method.prepare(items, progress, self.stack)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item
             self.data.held_out = self.method.prepare(self.data.held_out, progress, self.stack)
@@ -258,7 +268,8 @@ class OfflineLoop(TrainingLoop):
         measured: list[Any] = []
         while len(measured) < len(self.data.held_out):
             some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
-            measured += await self.cancel_on_stop(self.compute.run(self.method.measure, self.stack, some))
+            measuring = self.compute.run(self.method.measure, self.stack, some)
+            measured += await self.cancel_on_stop(measuring)
             self.progress("evaluate", len(measured), len(self.data.held_out), "examples")
         return measured
 
@@ -267,7 +278,6 @@ class OfflineLoop(TrainingLoop):
 
     def record(self, step: int, examples: int, result: UpdateResult) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        training = self.times["train"]
         return {
             "kind": "train",
             "step": step,
@@ -277,7 +287,7 @@ class OfflineLoop(TrainingLoop):
             **mean_metrics(result.metrics),
             "updates": result.updates,
             "tokens/trained": result.tokens,
-            "tokens_per_second/train": result.tokens / training if training else 0.0,
+            "tokens_per_second/train": per_second(result.tokens, self.times["train"]),
             **{f"time/{name}": value for name, value in self.times.items()},
             **device_figures(result, self.stack, self.config.placement, result.tokens, self.times["step"]),
             **memory_figures(result, self.planned_memory),

@@ -83,8 +83,10 @@ class Publisher:
         except UserError as error:
             if not deferring:
                 raise
-            resume = "" if "--resume" in error.remedy else f"; {RESUME}"
-            self._fail(f"after step {step}: {error}{resume}", error)
+            reason = f"after step {step}: {error}"
+            if "--resume" not in error.remedy:
+                reason = f"{reason}; {RESUME}"
+            self._fail(reason, error)
         else:
             self.activity.published(version)
             figures = await self.reports.published(engine, version)
@@ -111,10 +113,10 @@ class Publisher:
     def _weights(self) -> LoadedModel:
         """The weights in the form that the engine reads."""
         assert self.generator is not None
-        lends = self.generator.engine.capabilities.reads_lent
-        if lends:
-            return self.learner.stack.lent_model()
-        return self.learner.stack.gathered()
+        stack = self.learner.stack
+        if self.generator.engine.capabilities.reads_lent:
+            return stack.lent_model()
+        return stack.gathered()
 
     def _fail(self, reason: str, cause: Exception) -> None:
         self.failure = RunEnded(reason)
@@ -152,7 +154,8 @@ class SharedDevices(DeviceTurns):
         self.engine = engine
         self.stack = stack
         self.compute = compute
-        self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
+        sleeper = engine.engine if isinstance(engine, Executor) else engine
+        self.sleeper = cast(SleepingEngine, sleeper)
         self.asleep = False
 
     async def release_devices(self) -> None:
@@ -189,7 +192,9 @@ class EngineReports:
     def __init__(self, log: str) -> None:
         self.log = log
         self.metrics: dict[str, float] = {}
-        self._exits = self._seen = self._noted = 0
+        self._exits = 0
+        self._seen = 0  # events
+        self._noted = 0  # notes
         self._counts: dict[str, float] = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
@@ -208,35 +213,43 @@ class EngineReports:
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about events since the last call, even those that cost only time."""
         detail = health.detail
-        warnings = list[str]()
+        warnings = self._exit_warnings(detail)
         events = detail.get("events") or ()
-        exits = int(detail.get("exits", 0))
-        more = exits - self._exits
-        if more > 0:
-            times = "once" if more == 1 else f"{more} times"
-            if detail.get("exit_reason"):
-                reason = f" ({detail['exit_reason']})"
-            else:
-                reason = ""
-            ended = f"the engine's process ended {times} and was replaced{reason}"
-            warnings.append(f"{ended}; what it had not finished is generated again. See {self.log}")
-        self._exits = max(self._exits, exits)
         warnings += map(str, events[self._seen :])
         self._seen = max(self._seen, len(events))
-        counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
-        grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
-        self._counts = counts
-        for key, value in counts.items():
-            now = key in ("replicas/ready", "replicas/of")
-            self.metrics[key] = value if now else self.metrics.get(key, 0.0) + grown[key]
-        lost = grown.get("replicas/lost", 0)
+        lost = self._count(detail.get("replicas") or {}).get("lost", 0)
         if lost > 0:
-            if lost == 1:
-                text = "1 server response was"
-            else:
-                text = f"{lost:g} server responses were"
-            warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
+            text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
+            place = detail.get("log") or self.log
+            warnings.append(f"{text} unusable, and requested again; see {place}")
         return warnings
+
+    def _exit_warnings(self, detail: Mapping[str, Any]) -> list[str]:
+        exits = int(detail.get("exits", 0))
+        more = exits - self._exits
+        if more <= 0:
+            return []
+        self._exits = exits
+        times = "once" if more == 1 else f"{more} times"
+        ended = f"the engine's process ended {times} and was replaced"
+        if detail.get("exit_reason"):
+            ended = f"{ended} ({detail['exit_reason']})"
+        return [f"{ended}; what it had not finished is generated again. See {self.log}"]
+
+    def _count(self, replicas: Mapping[str, Any]) -> dict[str, float]:
+        """Add the counts of servers to the metrics of the step. Returns by how much each has grown since the last
+        call."""
+        grown = dict[str, float]()
+        counts = _numbers(replicas)
+        for name, value in counts.items():
+            grown[name] = value - self._counts.get(name, 0)
+            key = f"replicas/{name}"
+            if name in ("ready", "of"):  # of this moment
+                self.metrics[key] = value
+            else:
+                self.metrics[key] = self.metrics.get(key, 0.0) + grown[name]
+        self._counts = counts
+        return grown
 
 
 @contextmanager
@@ -252,8 +265,8 @@ def engine_errors() -> Iterator[None]:
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers; NaN marks a figure that was not measured."""
-    return {
-        name: float(value)
-        for name, value in figures.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    numbers = dict[str, float]()
+    for name, value in figures.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            numbers[name] = float(value)
+    return numbers

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.core.correction.health import health
 from proxima.core.selection.dropping import DropUniformGroups
-from proxima.data.flow import Group, score_errors
+from proxima.data.flow import Completion, Group, Score, score_errors
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of, role_metrics
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch
@@ -21,6 +21,13 @@ from proxima.training.learner import Learner
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
 RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
+
+
+OTHER_QUESTIONS = (
+    "Start another run with easier or harder questions or more completions per prompt, or resume "
+    "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
+    "algorithm.dynamic_sampling.exhausted=partial"
+)
 
 
 class StepReview:
@@ -49,29 +56,15 @@ class StepReview:
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
         """Warn about the problems of the step, with what to do."""
-        step, invalid = record["step"], record["reward/invalid"]
-        if not self._accuracy_missing and (warning := self._missing_accuracy(collected.generated)):
-            self._accuracy_missing = True
-            self.observer.warning(warning)
+        step = record["step"]
+        completions = [each for group in collected.generated for each in group.completions]
+        self._warn_of_accuracy(collected.generated)
         for note in self.learner.warnings():
             self.observer.warning(f"step {step}: {note}")
-        if invalid:
-            self._score_error = score_errors(collected.generated)
-            lead = f"{invalid} of {record['completions']} completions have no score"
-            end = ""
-            if invalid == record["completions"]:
-                lead = f"step {step}: no completion has a score"
-                if self.limit:
-                    end = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
-            self.observer.warning(
-                f"{lead} ({self._score_error}); means leave them out; see `error` in "
-                f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
-            )
-        everything = [each for group in collected.generated for each in group.completions]
-        if not self._grammar_noted and (note := grammar_note(everything)):
-            self._grammar_noted = True
-            self.observer.warning(f"step {step}: {note}")
-        for note in other_format_notes(everything):
+        if record["reward/invalid"]:
+            self._warn_of_scores(record, collected.generated)
+        self._warn_of_grammar(step, completions)
+        for note in other_format_notes(completions):
             self.observer.lasting(f"step {step}: {note}")
         for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":
@@ -81,14 +74,45 @@ class StepReview:
             self.exhausted = exhausted_batch(batch, self.selection)
             self.observer.warning(f"step {step}: {self.exhausted}")
 
-    def _missing_accuracy(self, groups: Sequence[Group]) -> str:
-        """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
-        named = [i for i, spec in enumerate(self.selection) if isinstance(spec, DropUniformGroups) and spec.by_accuracy]
+    def _warn_of_scores(self, record: Mapping[str, Any], generated: Sequence[Group]) -> None:
+        """Warn that completions have no score."""
+        step = record["step"]
+        invalid = record["reward/invalid"]
+        self._score_error = score_errors(generated)
+        lead = f"{invalid} of {record['completions']} completions have no score"
+        end = ""
+        if invalid == record["completions"]:
+            lead = f"step {step}: no completion has a score"
+            if self.limit:
+                end = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
+        self.observer.warning(
+            f"{lead} ({self._score_error}); means leave them out; see `error` in "
+            f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
+        )
+
+    def _warn_of_grammar(self, step: int, completions: Sequence[Completion]) -> None:
+        """Warn once, of what a grammar did to them."""
+        if self._grammar_noted:
+            return
+        note = grammar_note(completions)
+        if note:
+            self._grammar_noted = True
+            self.observer.warning(f"step {step}: {note}")
+
+    def _warn_of_accuracy(self, groups: Sequence[Group]) -> None:
+        """Warn once, if a selection compares accuracies and no reward gives one."""
+        if self._accuracy_missing:
+            return
+        comparing = []
+        for place, spec in enumerate(self.selection):
+            if isinstance(spec, DropUniformGroups) and spec.by_accuracy:
+                comparing.append(place)
         valid = [score for group in groups for score in group.scores if score.valid]
-        if not named or not valid or any(score.correct is not None for score in valid):
-            return ""
-        return (
-            f"no reward sets `correct`, so algorithm.selection.{named[0]} compares rewards in place of accuracy; "
+        if not comparing or not valid or any(score.correct is not None for score in valid):
+            return
+        self._accuracy_missing = True
+        self.observer.warning(
+            f"no reward sets `correct`, so algorithm.selection.{comparing[0]} compares rewards in place of accuracy; "
             "set its metric=reward to state that, or use a reward that sets `correct`"
         )
 
@@ -99,22 +123,28 @@ class StepReview:
             RunEnded: the last steps have no score: a reward that always fails would let the run use up its questions;
                 or `algorithm.mismatch.on_mismatch` is `stop`, and engine and trainer differ too much.
         """
-        step = record["step"]
-        journal = self.store.journal
-        if 0 < self.limit <= step:
-            records = [*islice(journal.history(), self.limit)]
-        else:
-            records = []
-        if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
+        if self._unscored(record["step"]):
             raise RunEnded(
                 f"no completion of the last {self.limit} steps has a score ({self._score_error}); fix the reward and "
                 f"{RESUME_CHANGED}, or set runtime.max_unscored_steps=0 to train without scores"
             )
-        if self.guard.on_mismatch == "stop" and (excess := self.guard.exceeded(record)):
+        if self.guard.on_mismatch != "stop":
+            return
+        excess = self.guard.exceeded(record)
+        if excess:
             raise RunEnded(
-                f"step {step}: {excess}: engine and trainer differ too much; docs/mismatch.md "
+                f"step {record['step']}: {excess}: engine and trainer differ too much; docs/mismatch.md "
                 "lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
+
+    def _unscored(self, step: int) -> bool:
+        """True if no completion of the last steps, up to this one, has a score."""
+        if not 0 < self.limit <= step:
+            return False
+        last = list(islice(self.store.journal.history(), self.limit))
+        if not last:
+            return False
+        return all(record.get("completions") and record["reward/invalid"] == record["completions"] for record in last)
 
 
 def exhausted_batch(batch: TrainingBatch, selection: Sequence[Any]) -> str:
@@ -123,26 +153,23 @@ def exhausted_batch(batch: TrainingBatch, selection: Sequence[Any]) -> str:
     reasons = [(group, batch.dropped.get(group.prompt.uid, "")) for group in batch.groups]
     remedy = _other_metric(selection, reasons)
     text = f"nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
-    return f"{text}. {remedy}" if remedy else text
+    if remedy:
+        return f"{text}. {remedy}"
+    return text
 
 
 def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Sequence[Any]) -> RunEnded:
     """The error that ends a run whose generation batches gave too few groups; `file` has their completions."""
     reasons = Counter(reason for _, reason in shortfall.dropped).most_common()
+    counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
     scores = [score.value for group in shortfall.generated for score in group.scores if score.valid]
     if scores:
-        mean = f"mean reward {sum(scores) / len(scores):.3g}"
+        found = f"mean reward {sum(scores) / len(scores):.3g}"
+        remedy = _other_metric(selection, shortfall.dropped) or OTHER_QUESTIONS
     else:
-        mean = score_errors(shortfall.generated) or "no score"
-    counts = f"({', '.join(f'{count} {reason}' for reason, count in reasons)}; {mean}); see rollouts/{file}"
-    remedy = f"Fix the reward and {RESUME_CHANGED}"
-    if scores:
-        remedy = _other_metric(selection, shortfall.dropped) or (
-            "Start another run with easier or harder questions or more completions per prompt, or resume "
-            "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
-            "algorithm.dynamic_sampling.exhausted=partial"
-        )
-    return RunEnded(f"step {step}: {shortfall} {counts}. {remedy}")
+        found = score_errors(shortfall.generated) or "no score"
+        remedy = f"Fix the reward and {RESUME_CHANGED}"
+    return RunEnded(f"step {step}: {shortfall} ({counts}; {found}); see rollouts/{file}. {remedy}")
 
 
 def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]) -> str:
@@ -152,10 +179,7 @@ def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]
     specs = [(i, spec) for i, spec in enumerate(selection) if isinstance(spec, DropUniformGroups)]
     if not uniform or not specs:
         return ""
-    differing = sum(
-        bool(DropUniformGroups()(outcomes, outcomes.reward).any())
-        for outcomes in (Outcomes.from_groups([group]) for group in uniform)
-    )
+    differing = sum(map(_rewards_differ, uniform))
     if not differing:
         return ""
     place, spec = specs[0]
@@ -165,6 +189,11 @@ def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]
         f"These groups are uniform in {spec.metric} ({field}), but {differ}. "
         f"To train on those, set {field}=reward in another run, or resume with it and --accept-changes"
     )
+
+
+def _rewards_differ(group: Group) -> bool:
+    outcomes = Outcomes.from_groups([group])
+    return bool(DropUniformGroups()(outcomes, outcomes.reward).any())
 
 
 # ---- the numbers of a step for metrics.jsonl -------------------------------------------------------------------------
@@ -177,40 +206,40 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     previous step don't, so the mean reward measures the policy and not the selection. `prompts_used`,
     `prompts_dropped_<reason>` and `dropped/<reason>` (completions) describe the batch.
     """
-    pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
-    values = [s.value for _, s in pairs if s.valid]
-    judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
-    lengths = [c.generated for c, _ in pairs]
-    mean = sum(values) / len(values) if values else None
-    if mean is None:
-        squares = None
-    else:
-        squares = sum((v - mean) ** 2 for v in values)
+    pairs = _scored(generated)
+    completions = [completion for completion, _ in pairs]
+    valid = [score for _, score in pairs if score.valid]
+    values = [score.value for score in valid]
+    lengths = [completion.generated for completion in completions]
     out: dict[str, Any] = {
         "prompts": len(generated),
         "completions": len(pairs),
-        "reward/mean": mean,
-        "reward/std": None if squares is None else math.sqrt(squares / max(1, len(values) - 1)),
+        "reward/mean": _mean(values),
+        "reward/std": _deviation(values),
         "reward/invalid": _invalid(generated),
-        "length/mean": sum(lengths) / len(lengths) if lengths else None,
+        "length/mean": _mean(lengths),
         "length/max": max(lengths, default=0),
-        "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
+        "truncated_fraction": _mean([completion.truncated for completion in completions]),
         "tokens/generated": sum(lengths),
     }
-    if any(c.episode is not None for c, _ in pairs):
-        out |= episode_metrics([c for c, _ in pairs])
+    if any(completion.episode is not None for completion in completions):
+        out |= episode_metrics(completions)
     out |= role_metrics(generated)
-    stopped = [c.generated for c, s in pairs if s.stopped]
+    stopped = [completion.generated for completion, score in pairs if score.stopped]
     if stopped:
         out["stopped"] = len(stopped)
         out["tokens/stopped"] = sum(stopped)
+    judgements = [score.correct for score in valid if score.correct is not None]
     if judgements:
-        out["accuracy"] = sum(judgements) / len(judgements)
-    for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
-        parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
-        out[f"reward/part/{name}"] = sum(parts) / len(parts)
-    for reason, count in batch.drop_counts.items():
-        out[f"dropped/{reason}"] = count
+        out["accuracy"] = _mean(judgements)
+    for name in sorted({part for score in valid for part in score.parts}):
+        out[f"reward/part/{name}"] = _mean([score.parts[name] for score in valid if name in score.parts])
+    return out | _batch_counts(generated, batch)
+
+
+def _batch_counts(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
+    """What became of the groups and completions of a step."""
+    out: dict[str, Any] = {f"dropped/{reason}": count for reason, count in batch.drop_counts.items()}
     reasons = Counter(batch.dropped.values())
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
@@ -219,10 +248,12 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
         out["prompts_useful_fraction"] = sum(judged.values()) / len(judged)
     if batch.kept:
         out["prompts_generated_per_used"] = len(generated) / len(batch.kept)
-    out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
-    out["tokens/dropped"] = sum(
-        each.generated for each in contributions_of(batch.groups) if each.paths and each.paths[-1].key in batch.reasons
-    )
+    for reason, count in sorted(reasons.items()):
+        out[f"prompts_dropped_{reason}"] = count
+    out["tokens/dropped"] = 0
+    for each in contributions_of(batch.groups):
+        if each.paths and each.paths[-1].key in batch.reasons:
+            out["tokens/dropped"] += each.generated
     return out
 
 
@@ -239,31 +270,66 @@ def metrics_by_source(
     `prompts_used` those that the step trains on; `seconds/own`, `queued` and `policy` are means over its episodes."""
     out: dict[str, Any] = {}
     for name, groups in groups_by_source(sources, generated).items():
-        pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-        values = [score.value for _, score in pairs if score.valid]
-        verdicts = [score.correct for _, score in pairs if score.valid and score.correct is not None]
-        episodes = [c.episode for c, _ in pairs if c.episode is not None]
-        figures: dict[str, Any] = {
-            "prompts": len(groups),
-            "prompts_used": sum(group.prompt.uid not in batch.dropped for group in groups),
-            "groups_equal": sum(len({score.value for score in group.scores if score.valid}) <= 1 for group in groups),
-            "reward/mean": sum(values) / len(values) if values else None,
-            "reward/invalid": _invalid(groups),
-            "length/mean": sum(c.generated for c, _ in pairs) / len(pairs),
-            "length/max": max(c.generated for c, _ in pairs),
-            "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs),
-            "tokens/generated": sum(c.generated for c, _ in pairs),
-        }
-        if verdicts:
-            figures["accuracy"] = sum(verdicts) / len(verdicts)
-        if episodes:
-            figures |= episode_metrics([c for c, _ in pairs])
-            seconds = Counter[str]()
-            for episode in episodes:
-                seconds.update(episode.seconds)
-            figures |= {f"seconds/{kind}": total / len(episodes) for kind, total in sorted(seconds.items())}
-        out |= {f"source/{name}/{key}": value for key, value in figures.items()}
+        for key, value in _source_figures(groups, batch).items():
+            out[f"source/{name}/{key}"] = value
     return out
+
+
+def _source_figures(groups: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
+    pairs = _scored(groups)
+    completions = [completion for completion, _ in pairs]
+    lengths = [completion.generated for completion in completions]
+    values = [score.value for _, score in pairs if score.valid]
+    figures: dict[str, Any] = {
+        "prompts": len(groups),
+        "prompts_used": sum(group.prompt.uid not in batch.dropped for group in groups),
+        "groups_equal": sum(map(_rewards_are_equal, groups)),
+        "reward/mean": _mean(values),
+        "reward/invalid": _invalid(groups),
+        "length/mean": _mean(lengths),
+        "length/max": max(lengths),
+        "truncated_fraction": _mean([completion.truncated for completion in completions]),
+        "tokens/generated": sum(lengths),
+    }
+    verdicts = [score.correct for _, score in pairs if score.valid and score.correct is not None]
+    if verdicts:
+        figures["accuracy"] = _mean(verdicts)
+    episodes = [completion.episode for completion in completions if completion.episode is not None]
+    if episodes:
+        figures |= episode_metrics(completions)
+        seconds = Counter[str]()
+        for episode in episodes:
+            seconds.update(episode.seconds)
+        for kind, total in sorted(seconds.items()):
+            figures[f"seconds/{kind}"] = total / len(episodes)
+    return figures
+
+
+def _scored(groups: Sequence[Group]) -> list[tuple[Completion, Score]]:
+    """Every completion with its score."""
+    pairs = list[tuple[Completion, Score]]()
+    for group in groups:
+        pairs.extend(zip(group.completions, group.scores, strict=True))
+    return pairs
+
+
+def _rewards_are_equal(group: Group) -> bool:
+    return len({score.value for score in group.scores if score.valid}) <= 1
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return sum(values) / len(values)
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation of a sample; 0 for one value."""
+    mean = _mean(values)
+    if mean is None:
+        return None
+    squares = sum((value - mean) ** 2 for value in values)
+    return math.sqrt(squares / max(1, len(values) - 1))
 
 
 def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -157,7 +156,8 @@ class TrainingLoop:
         self.clock = store.activity.clock
         self._stop = store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
-        self._core_share, self._waited = CoreShare(), 0.0  # seconds of the last step
+        self._core_share = CoreShare()
+        self._waited = 0.0  # seconds of the last step in which its threads waited for cores
         self.step_complete = True  # the weights are those after the last step of the journal
 
     async def train(self) -> None:
@@ -187,8 +187,50 @@ class TrainingLoop:
                 diverged or are in the middle of a step.
             RankError: another rank failed; no checkpoint is written.
         """
+        watching = asyncio.create_task(self._stall_watch().run())
+        try:
+            return await self._run()
+        except StoppedWaiting as error:  # perhaps in the middle of a step
+            await self._end_writing()
+            place = "from the start, without a checkpoint"
+            saved = checkpoints(self.folder.checkpoints)
+            if saved:
+                place = f"from the checkpoint of step {saved[-1].step}"
+            self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
+            return False
+        finally:
+            watching.cancel()
+            self.activity.timeline.close()
+
+    async def _run(self) -> bool:
+        """`run`, except when the user stops it while it waits for disk space.
+
+        Raises:
+            StoppedWaiting: he does.
+        """
+        done = True
+        try:
+            await self.train()
+        except Stopped:
+            done = False
+        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+            await self._end_writing()
+            raise RunEnded(self.diverged(error), resumable=False) from error
+        except (RunEnded, UserError, RankError) as error:
+            if self.step_complete and not isinstance(error, RankError):
+                with suppress(StoppedWaiting):
+                    await self.checkpoint(self.journal.step)
+            await self._end_writing()
+            if not isinstance(error, StoppedWaitingError):
+                raise
+            self.observer.warning(f"stopped while the run waited for servers: {error}")
+            return False
+        await self._complete_checkpoint(self.journal.step)
+        return done
+
+    def _stall_watch(self) -> StallWatch:
         ranks = self.store.ranks.monitor
-        watch = StallWatch(
+        return StallWatch(
             self.config.runtime.stall_seconds,
             self.activity,
             self.observer.warning,
@@ -196,39 +238,6 @@ class TrainingLoop:
             self.on_health,
             None if ranks is None else ranks.late,
         )
-        watching = asyncio.create_task(watch.run())
-        done = True
-        try:
-            try:
-                await self.train()
-            except Stopped:
-                done = False
-            except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
-                await self._end_writing()
-                raise RunEnded(self.diverged(error), resumable=False) from error
-            except (RunEnded, UserError, RankError) as error:
-                if self.step_complete and not isinstance(error, RankError):
-                    with suppress(StoppedWaiting):
-                        await self.checkpoint(self.journal.step)
-                await self._end_writing()
-                if not isinstance(error, StoppedWaitingError):
-                    raise
-                self.observer.warning(f"stopped while the run waited for servers: {error}")
-                return False
-            await self._complete_checkpoint(self.journal.step)
-            return done
-        except StoppedWaiting as error:  # perhaps in the middle of a step
-            await self._end_writing()
-            saved = checkpoints(self.folder.checkpoints)
-            if saved:
-                place = f"from the checkpoint of step {saved[-1].step}"
-            else:
-                place = "from the start, without a checkpoint"
-            self.observer.warning(f"{error}: stopped without another checkpoint; --resume continues {place}")
-            return False
-        finally:
-            watching.cancel()
-            self.activity.timeline.close()
 
     def stop(self) -> bool:
         """Ask the loop to end at the next point where nothing is half-done. Call it on the event loop. Returns True if
@@ -256,17 +265,23 @@ class TrainingLoop:
         await self.disk.write(self.store.append_metrics, record)
         self.observer.evaluated(record)
         rule = self.config.eval.stop_after
-        if rule is not None and (problem := rule.unknown(record)):
+        if rule is None:
+            return
+        problem = rule.unknown(record)
+        if problem:
             raise RunEnded(problem)
 
     @contextmanager
     def next_step(self) -> Iterator[int]:
         """Time the next step and yield its number; `times` then has the seconds of its stages."""
         step = self.journal.step + 1
-        self.times, cpu, waited = {}, self.clock.cpu(), self.clock.core_wait()
+        self.times = {}
+        cpu = self.clock.cpu()
+        waited = self.clock.core_wait()
         with self.timed("step", step=step):
             yield step
-        self.times["cpu"], self._waited = self.clock.cpu() - cpu, max(0.0, self.clock.core_wait() - waited)
+        self.times["cpu"] = self.clock.cpu() - cpu
+        self._waited = max(0.0, self.clock.core_wait() - waited)
 
     def report_step(self, record: Mapping[str, Any]) -> None:
         """Pass a step's record to the observer, and a warning if its threads waited for cores."""
@@ -289,7 +304,8 @@ class TrainingLoop:
 
     async def evaluate_if_due(self, step: int) -> None:
         if evaluation_is_due(self.config.eval, step):
-            await self.evaluate("after" if step == self.steps else "step")
+            label = "after" if step == self.steps else "step"
+            await self.evaluate(label)
 
     async def checkpoint_if_due(self, step: int) -> None:
         if self._stop.is_set():
@@ -350,9 +366,8 @@ class TrainingLoop:
 
     def end_if_untrained(self) -> None:
         """Raise NothingTrained if no step of the run had a gradient: such a run is not done."""
-        newest_first = self.journal.history()
-        last = next(newest_first, None)
-        if last is None or any(record.get("grad_norm") for record in chain((last,), newest_first)):
+        last = next(self.journal.history(), None)
+        if last is None or any(record.get("grad_norm") for record in self.journal.history()):
             return
         reason = f"no step of {last['step']} trained anything; in the last one, {self.why_untrained(last)}"
         raise NothingTrained(reason, resumable=False)
@@ -381,7 +396,11 @@ class TrainingLoop:
 
     async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
         """Make a call in the compute thread and return its result; its progress is reported in tokens."""
-        return await self.compute.run_with_progress(call, lambda done, of: self.progress(stage, done, of, "tokens"))
+
+        def report(done: int, total: int) -> None:
+            self.progress(stage, done, total, "tokens")
+
+        return await self.compute.run_with_progress(call, report)
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
         """Report the progress of the running stage to the observer."""
@@ -391,12 +410,13 @@ class TrainingLoop:
     async def cancel_on_stop(self, work: Awaitable[Any]) -> Any:
         """Return the result of an awaitable; raise `Stopped` and cancel it as soon as the user stops the run, even if
         the result is ready."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if self._stop.is_set():
                 raise Stopped
             return task.result()
         finally:
-            for waiting in (task, stop):
-                waiting.cancel()
+            task.cancel()
+            stop.cancel()
