@@ -41,7 +41,9 @@ def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None =
     """The run folder of a config, or without one a new one in `runs` with the recipe's name and the time."""
     if folder:
         return Path(folder).expanduser()
-    return Path("runs") / f"{Path(recipe).stem if recipe else 'run'}-{(clock or Clock()).stamp()}"
+    name = Path(recipe).stem if recipe else "run"
+    stamp = (clock or Clock()).stamp()
+    return Path("runs") / f"{name}-{stamp}"
 
 
 def existing_run(folder: Path | str) -> "RunFolder":
@@ -98,13 +100,12 @@ class RunFolder:
 
     def eval_files(self, name: str = "") -> list[Path]:
         """The files of the evaluations of `eval.task`, or of a further set, in the order of the steps."""
-        ends = [name] if name else []
-        return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if file.stem.split("-", 2)[2:] == ends]
+        return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if _set_of(file) == name]
 
     def eval_sets(self) -> list[str]:
         """The names of the further held-out sets that have answers."""
-        names = (file.stem.split("-", 2)[2:] for file in self.evals.glob("[0-9]*.parquet"))
-        return sorted({name for (name,) in filter(None, names)})
+        names = {_set_of(file) for file in self.evals.glob("[0-9]*.parquet")}
+        return sorted(filter(None, names))
 
     def checkpoint(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
@@ -216,7 +217,9 @@ class RunFolder:
 
     def elapsed(self) -> float:
         """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
-        return max([float(self.ended.get("seconds", 0)), *(float(r.get("time") or 0) for r in self.read_metrics())])
+        times = [float(record.get("time") or 0) for record in self.read_metrics()]
+        ended = float(self.ended.get("seconds", 0))
+        return max([ended, *times])
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""
@@ -238,12 +241,12 @@ class RunFolder:
     def _is_empty(self) -> bool:
         """True when the folder contains nothing but what `begin` creates, and the addresses and logs of servers and
         ranks that a supervisor has started before."""
+        if self.has_run:
+            return False
         skeleton = {self.lock.name, self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
         skeleton.add(self.servers.name)
-        return not self.has_run and all(
-            entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
-            for entry in self.path.iterdir()
-        )
+        others = [entry for entry in self.path.iterdir() if entry.name not in skeleton]
+        return all(entry.name.endswith(".part") or entry.suffix == ".log" for entry in others)
 
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""
@@ -251,7 +254,7 @@ class RunFolder:
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
         delete_images(self.images)
         folders = (self.rollouts, self.evals, self.checkpoints, self.trackers)
-        logs = (*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG, self.path / VERDICTS)
+        logs = [*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG, self.path / VERDICTS]
         for path in (*folders, *files, *logs, self.timeline, *journal):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -279,10 +282,12 @@ class FolderLock:
         try:
             self._lock = FileLock(path, shared=shared)
         except BlockingIOError as error:
-            noted = ""
+            reason = f"{path.parent} is in use by another process"
+            note = ""
             with suppress(OSError), open_regular(path, "rb") as file:  # the file was deleted at this moment
-                noted = file.read(NOTE_BYTES).decode("utf-8", "replace").strip()
-            reason = f"{path.parent} is in use by another process{f' ({noted})' if noted else ''}"
+                note = file.read(NOTE_BYTES).decode("utf-8", "replace").strip()
+            if note:
+                reason = f"{reason} ({note})"
             owner = path.with_name(path.name + OWNER)
             if owner.exists():
                 remedy += f"; this file system has no locks: if that process has ended, remove {owner}"
@@ -291,7 +296,9 @@ class FolderLock:
             if error.errno not in (errno.EINVAL, errno.ELOOP):  # neither a pipe, a device nor a link
                 raise
             raise UserError(f"{path} is no regular file", remedy="remove it, or set folder=PATH") from error
-        self.warning = WITHOUT_LOCKS.format(folder=path.parent) if self._lock.replaced and not shared else None
+        self.warning: str | None = None
+        if self._lock.replaced and not shared:
+            self.warning = WITHOUT_LOCKS.format(folder=path.parent)
         if not shared:
             self._lock.file.truncate(0)
             with suppress(OSError):  # a full disk: the lock holds without a note
@@ -310,6 +317,11 @@ class FolderLock:
         if not self.shared:
             self._lock.file.truncate(0)
         self._lock.release()
+
+
+def _set_of(file: Path) -> str:
+    """The further held-out set of a file of an evaluation, as in 000012-after-NAME; empty: it is of `eval.task`."""
+    return "".join(file.stem.split("-", 2)[2:])
 
 
 def _own_note() -> str:

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from proxima.data import UserError
 from proxima.model.images.image_folder import RESTORE, image_damage, read_names
@@ -37,13 +37,14 @@ class Finding:
     def of(cls, kind: str, wrong: Sequence[str], remedy: str, intact: str) -> "Finding":
         """The finding about files of which these are `wrong`; `intact` describes them if none is, empty: there are
         none."""
+        if not wrong and not intact:
+            return cls(kind=kind, status="none")
         if not wrong:
-            return cls(kind=kind, status="ok" if intact else "none", detail=intact)
+            return cls(kind=kind, status="ok", detail=intact)
+        detail = wrong[0]
         if len(wrong) > 1:
-            more = f", and {len(wrong) - 1} more"
-        else:
-            more = ""
-        return cls(kind=kind, status="damaged", detail=f"{wrong[0]}{more}", remedy=remedy)
+            detail = f"{detail}, and {len(wrong) - 1} more"
+        return cls(kind=kind, status="damaged", detail=detail, remedy=remedy)
 
 
 def check_run_files(folder: RunFolder) -> list[Finding]:
@@ -58,9 +59,9 @@ def check_run_files(folder: RunFolder) -> list[Finding]:
             with copied_journal(folder.journal) as journal:
                 return list(_findings(folder, journal))
         except (UserError, sqlite3.DatabaseError) as error:  # no journal can be read
-            wrong = [error.reason if isinstance(error, UserError) else str(error)]
+            wrong = _reason(error)
         with Journal(":memory:") as empty:
-            return list(_findings(folder, empty, wrong))
+            return list(_findings(folder, empty, [wrong]))
     finally:
         folder.release()
 
@@ -68,8 +69,12 @@ def check_run_files(folder: RunFolder) -> list[Finding]:
 def _findings(folder: RunFolder, journal: Journal, wrong: Sequence[str] = ()) -> Iterator[Finding]:
     """`wrong`: why the journal can't be read; then `journal` is an empty one."""
     recorded = journal.checksums.read()
-    yield (of_journal := _journal(folder, journal, wrong))
-    yield _metrics(folder, journal if of_journal.status == "ok" else None)
+    of_journal = _journal(folder, journal, wrong)
+    yield of_journal
+    if of_journal.status == "ok":
+        yield _metrics(folder, journal)
+    else:
+        yield _metrics(folder, None)
     for place in (folder.rollouts, folder.evals):
         yield _several(place, recorded)
     if folder.images.exists():
@@ -91,42 +96,55 @@ def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
     try:
         records = folder.read_metrics()
     except (UserError, UnicodeDecodeError) as error:
-        if isinstance(error, UserError):
-            reason = error.reason
-        else:
-            reason = str(error)
-        return Finding.of(kind, [reason], f"delete it: {FROM_JOURNAL}", "")
+        return Finding.of(kind, [_reason(error)], f"delete it: {FROM_JOURNAL}", "")
     if journal is None:
         return Finding(kind=kind, status="not checked", detail=f"{len(records)} lines")
-    steps = [*journal.history()][::-1]
-    evaluations = journal.get("evaluations") or []
-    expected = {(r["kind"], r["step"]): r for r in (*steps, *evaluations)}
-    lines = {number: (r.get("kind"), r.get("step")) for number, r in enumerate(records, 1)}
-    if lines and lines[len(records)] == ("train", journal.step + 1):
+    intact = f"{len(records)} lines" if records else ""
+    if records and _kind_and_step(records[-1]) == ("train", journal.step + 1):
         records.pop()  # of a step that is not finished
-    wrong = [f"line {n} differs from run.sqlite" for n, r in enumerate(records, 1) if r != expected.get(lines[n])]
-    needed = {(r["kind"], r["step"]) for r in (*steps, *evaluations[:-1])}
-    wrong += [f"the record of step {step} ({of}) is lost" for of, step in sorted(needed - {*lines.values()})]
-    return Finding.of(kind, wrong, FROM_JOURNAL, f"{len(lines)} lines" if lines else "")
+    steps = list(journal.history())
+    evaluations = journal.get("evaluations") or []
+    expected = {_kind_and_step(record): record for record in (*steps, *evaluations)}
+    wrong = []
+    for number, record in enumerate(records, 1):
+        if record != expected.get(_kind_and_step(record)):
+            wrong.append(f"line {number} differs from run.sqlite")
+    needed = {_kind_and_step(record) for record in (*steps, *evaluations[:-1])}
+    found = {_kind_and_step(record) for record in records}
+    for of, step in sorted(needed - found):
+        wrong.append(f"the record of step {step} ({of}) is lost")
+    return Finding.of(kind, wrong, FROM_JOURNAL, intact)
+
+
+def _kind_and_step(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    return record.get("kind"), record.get("step")
+
+
+def _reason(error: Exception) -> str:
+    """Why a file can't be read, without a remedy."""
+    return error.reason if isinstance(error, UserError) else str(error)
 
 
 def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     kind = f"{place.name}/"
     sums = {name: checksum for name, checksum in recorded.items() if name.startswith(kind)}
-    wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := checksum.difference(place.parent / name))]
+    wrong = []
+    for name, checksum in sums.items():
+        why = checksum.difference(place.parent / name)
+        if why:
+            wrong.append(f"{name} {why}")
+    intact = ""
     if sums:
-        intact = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes"
-    else:
-        intact = ""
+        size = sum(checksum.size for checksum in sums.values())
+        intact = f"{len(sums)} files, {size:,} bytes"
     return Finding.of(kind, wrong, FROM_COPY, intact)
 
 
 def _images(place: Path) -> Finding:
     try:
         wrong = image_damage(place)
-        if wrong:
-            intact = ""
-        else:
+        intact = ""
+        if not wrong:
             intact = f"{len(read_names(place)):,} images"
     except ImportError:
         return Finding(kind="images/", status="not checked", detail="the package pillow is missing")
@@ -135,10 +153,13 @@ def _images(place: Path) -> Finding:
 
 def _checkpoints(place: Path) -> Finding:
     folders = sorted(path for path in place.glob("[0-9]*") if path.name.isdecimal())
-    wrong = [f"{path.name}: {why}" for path in folders if (why := damage(path)) is not None]
-    steps = ", ".join(str(int(path.name)) for path in folders[-5:])
+    wrong = []
+    for path in folders:
+        why = damage(path)
+        if why is not None:
+            wrong.append(f"{path.name}: {why}")
+    intact = ""
     if folders:
+        steps = ", ".join(str(int(path.name)) for path in folders[-5:])
         intact = f"{len(folders)} checkpoints, the last of steps {steps}"
-    else:
-        intact = ""
     return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", intact)

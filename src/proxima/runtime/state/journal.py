@@ -75,20 +75,22 @@ class Journal:
             raise
         except (sqlite3.DatabaseError, ValueError) as error:  # also text that is no UTF-8, or no JSON
             self._db.close()
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
-                full = sqlite_disk_full(error, self.path)
-                if full:
-                    raise full from error
-                remedy = "check the disk, then resume with --resume"
-                raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
-            raise UserError(
-                f"{self.path} is damaged, or not a journal of proxima ({error})", remedy=MOVE_AWAY
-            ) from error
+            raise self._unusable(error) from error
         if version != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"
             raise UserError(f"{self.path}: format {version}, this version reads {FORMAT}", remedy=remedy)
         self._opened = str(path) != ":memory:"
+
+    def _unusable(self, error: sqlite3.DatabaseError | ValueError) -> OSError | UserError:
+        """What an error means that the file gives when it is opened."""
+        if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            full = sqlite_disk_full(error, self.path)
+            if full:
+                return full
+            remedy = "check the disk, then resume with --resume"
+            return UserError(f"{self.path} can't be read or written ({error})", remedy=remedy)
+        return UserError(f"{self.path} is damaged, or not a journal of proxima ({error})", remedy=MOVE_AWAY)
 
     def close(self) -> None:
         """Release the file. The journal is safe without it."""
@@ -109,13 +111,17 @@ class Journal:
     def version(self) -> int:
         """The policy version after the last finished step: how often new weights were published."""
         row = self._db.execute("SELECT policy_version FROM steps ORDER BY step DESC LIMIT 1").fetchone()
-        return int(row[0]) if row else 0
+        if row is None:
+            return 0
+        return int(row[0])
 
     def get(self, key: str) -> Any:
         """A value of the meta table; None if it is missing. UserError if it is damaged."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
         with reading(f"{self.path}: {key}", MOVE_AWAY):
-            return load_json(row[0]) if row else None
+            return load_json(row[0])
 
     def set(self, key: str, value: Any) -> None:
         """Write a JSON value to the meta table."""
@@ -147,15 +153,16 @@ class Journal:
         """
         step = self.step
         now = self._clock.wall()
-        rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
         insert = "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, 'queued', ?, ?)"
         with self._transaction():
-            for row in rows:
+            for prompt in prompts:
+                epoch = prompt.uid // size if size else 0
                 try:
-                    self._db.execute(insert, row)
+                    self._db.execute(insert, (prompt.uid, epoch, step, now))
                 except sqlite3.IntegrityError as error:
-                    state = self.state_of(row[0]) or error
-                    raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
+                    state = self.state_of(prompt.uid) or error
+                    reason = f"prompt {prompt.uid} was admitted before ({state}); a uid is used once"
+                    raise ValueError(reason) from error
 
     def generating(self, uids: Iterable[int]) -> None:
         """Prompts go to the engine: queued → generating, one more attempt."""
@@ -168,7 +175,8 @@ class Journal:
         columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid"
         with self._transaction():
             for group in groups:
-                values = [s.value for s in group.scores if s.valid]
+                values = [score.value for score in group.scores if score.valid]
+                mean = sum(values) / len(values) if values else None
                 self._move(
                     group.prompt.uid,
                     "scored",
@@ -176,7 +184,7 @@ class Journal:
                     version=group.oldest_version,
                     completions=len(group.completions),
                     invalid=len(group.scores) - len(values),
-                    reward=sum(values) / len(values) if values else None,
+                    reward=mean,
                 )
 
     def select(self, step: int, kept: Iterable[int], dropped: Mapping[int, str] | None = None) -> None:
@@ -206,7 +214,8 @@ class Journal:
             version: policy version after the step.
         """
         with self._transaction():
-            if step != (following := self.step + 1):
+            following = self.step + 1
+            if step != following:
                 raise ValueError(f"consume(step={step}): the step to finish is {following}")
             row = (step, version, dumps(cursor_state), dumps(metrics), self._clock.wall())
             self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
@@ -226,13 +235,16 @@ class Journal:
             recorded = self.checksums.read()
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             return [" ".join(str(error).split())]
-        changed = (name for name, checksum in recorded.items() if now.get(name) != checksum)
-        return [name.removeprefix(PART) for name in changed if name.startswith(PART)]
+        parts = []
+        for name, checksum in recorded.items():
+            if name.startswith(PART) and now.get(name) != checksum:
+                parts.append(name.removeprefix(PART))
+        return parts
 
     def state_of(self, uid: int) -> State | None:
         """The state of a prompt; None if it was never admitted."""
         row: tuple[State] | None = self._db.execute("SELECT state FROM prompts WHERE uid = ?", (uid,)).fetchone()
-        return row[0] if row else None
+        return None if row is None else row[0]
 
     def counts(self) -> dict[State, int]:
         """Number of prompts by state."""
@@ -251,7 +263,8 @@ class Journal:
         except BaseException as error:
             if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and (full := sqlite_disk_full(error, self.path)):
+            full = sqlite_disk_full(error, self.path) if isinstance(error, sqlite3.OperationalError) else None
+            if full:
                 raise full from error
             raise
 
@@ -333,7 +346,8 @@ class JournalChecksums:
         """The content of a finished step's row and of its prompts."""
         rows = self._db.execute("SELECT * FROM steps WHERE step = ?", (step,)).fetchall()
         query = "SELECT * FROM prompts WHERE state = 'consumed' AND step = ? ORDER BY uid"
-        return _of_text(repr([*rows, *self._db.execute(query, (step,)).fetchall()]))
+        rows += self._db.execute(query, (step,)).fetchall()
+        return _of_text(repr(rows))
 
 
 def _of_text(text: str) -> Checksum:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from proxima.data import FieldError
 from proxima.engine.http.answer_values import RouteShape
@@ -65,7 +67,10 @@ class StoredRollouts:
 
     def _checked(self) -> list[int]:
         """The policy version at the beginning of each step, after checking that all files are present and complete."""
-        versions = [0] + [r["policy_version"] for r in self.folder.read_metrics() if r["kind"] == "train"]
+        versions = [0]
+        for record in self.folder.read_metrics():
+            if record["kind"] == "train":
+                versions.append(record["policy_version"])
         finished = len(versions) - 1
         if finished < self.steps:
             reason = f"is more than the {finished} finished steps of {self.folder.path}"
@@ -76,20 +81,15 @@ class StoredRollouts:
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             name = f"rollouts/{file.name}"
-            if name in recorded:
-                wrong = recorded[name].difference(file)
-            else:
-                wrong = "is not in run.sqlite"
+            wrong = recorded[name].difference(file) if name in recorded else "is not in run.sqlite"
             if wrong:
                 remedy = f"restore it, or replay fewer steps, train.steps={step - 1}"
                 raise self._refused(f"needs {name}, which {wrong}", remedy)
-            schemas = pq.read_schema(file), ROLLOUT_SCHEMA
-            stored, readable = ((s.metadata or {}).get(b"proxima", b"?").decode() for s in schemas)
+            stored = _format_of(pq.read_schema(file))
+            readable = _format_of(ROLLOUT_SCHEMA)
             if stored != readable:
-                remedy = "train that run again with this version"
-                raise self._refused(
-                    f"stores its rollouts in the format {stored!r}; this version reads {readable!r}", remedy
-                )
+                reason = f"stores its rollouts in the format {stored!r}; this version reads {readable!r}"
+                raise self._refused(reason, "train that run again with this version")
         return versions
 
     def _refused(self, reason: str, remedy: str) -> FieldError:
@@ -100,8 +100,9 @@ class StoredRollouts:
         """SHA-256 of each file that is read, by what it is called in a message."""
         out = {}
         for step in range(1, self.steps + 1):
-            with self.folder.rollout_file(step).open("rb") as stream:
-                out[f"rollouts: {self.folder.rollout_file(step).name}"] = file_digest(stream, "sha256").hexdigest()
+            file = self.folder.rollout_file(step)
+            with file.open("rb") as stream:
+                out[f"rollouts: {file.name}"] = file_digest(stream, "sha256").hexdigest()
         return out
 
     def check_vocabulary(self, tokenizer: Any, vocabulary: int) -> None:
@@ -112,28 +113,21 @@ class StoredRollouts:
             FieldError: a token id outside the vocabulary, or a text that differs.
         """
         file = self.folder.rollout_file(1)
-        if "sampled" in pq.read_schema(file).names:
-            of_episodes = ["sampled"]
-        else:
-            of_episodes = []
-        table = read_table(file, ["tokens", "prompt_tokens", "text", *of_episodes])
-        ids = np.concatenate([column for name in ("tokens", "prompt_tokens") for column in numpy_columns(table[name])])
+        columns = ["tokens", "prompt_tokens", "text"]
+        of_episodes = "sampled" in pq.read_schema(file).names
+        if of_episodes:
+            columns.append("sampled")
+        table = read_table(file, columns)
+        tokens = numpy_columns(table["tokens"])
+        ids = np.concatenate([*tokens, *numpy_columns(table["prompt_tokens"])])
         remedy = "use a model with the vocabulary of the run that wrote the rollouts"
         if ids.size and ids.max() >= vocabulary:
             reason = f"has token {ids.max()}, and the vocabulary of model.path has {vocabulary}"
             raise self._refused(reason, remedy)
         texts = table["text"].to_pylist()
-        if of_episodes:
-            sampled = numpy_columns(table["sampled"])
-        else:
-            sampled = [None] * len(texts)
-        for tokens, text, mask in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
-            # the text is of the last turn
-            if mask is None or mask.all():
-                last = 0
-            else:
-                last = int(np.flatnonzero(~mask)[-1]) + 1
-            own = () if tokens is None else tokens[last:]
+        sampled = numpy_columns(table["sampled"]) if of_episodes else [None] * len(texts)
+        for row, text, mask in zip(tokens[:CHECKED], texts, sampled, strict=False):
+            own = _of_last_turn(row, mask)
             if not self._reads_as(tokenizer, own, text):
                 shown = utf8(sampled_text(tokenizer, own))
                 reason = f"has a completion {text!r:.40}, which the tokenizer of model.path reads as {shown!r:.40}"
@@ -156,9 +150,12 @@ class StoredRollouts:
         file = self.folder.rollout_file(1)
         if not set(ROUTES) <= set(pq.read_schema(file).names):
             return
-        rows = [row for row in read_table(file, ["tokens", *ROUTES]).to_pylist() if row[EXPERT_IDS[0]]]
-        ids = [ids for row in rows for ids in stored_routes(row).values()]
-        shapes = {(*routes.shape[1:], int(routes.max(initial=-1))) for routes in ids}
+        shapes = set[tuple[int, int, int]]()  # layers, experts of each token, the last expert
+        for row in read_table(file, ["tokens", *ROUTES]).to_pylist():
+            if row[EXPERT_IDS[0]]:
+                for routes in stored_routes(row).values():
+                    _, layers, each = routes.shape
+                    shapes.add((layers, each, int(routes.max(initial=-1))))
         for layers, each, last in shapes:
             if (layers, each) != (len(shape.mixtures), shape.per_token) or last >= shape.experts:
                 reason = f"has {each} experts per token in each of {layers} layers, numbered up to {last}"
@@ -169,11 +166,10 @@ class StoredRollouts:
         """The groups of the next step. Ages are those of the run that generated them, whose version the batch names."""
         self._step += 1
         used, dropped = stored_groups(self.folder.rollout_file(self._step))
-        groups = (*used, *(group for group, _ in dropped))
         return CollectedBatch(
             groups=used,
             dropped=dropped,
-            generated=groups,
+            generated=used + tuple(group for group, _ in dropped),
             gen_batches=0,
             version=self._versions[self._step - 1],
             accepted=len(used),
@@ -187,6 +183,22 @@ class StoredRollouts:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`."""
         self._step = int(state["replayed"])
+
+
+def _format_of(schema: pa.Schema) -> str:
+    """The name and the number of the format of a file, as it says."""
+    metadata = schema.metadata or {}
+    return str(metadata.get(b"proxima", b"?").decode())
+
+
+def _of_last_turn(tokens: NDArray[Any] | None, sampled: NDArray[Any] | None) -> NDArray[Any] | tuple[()]:
+    """The tokens of the last turn, whose text the file has; `sampled` is None where there is one turn."""
+    if tokens is None:
+        return ()
+    if sampled is None or sampled.all():
+        return tokens
+    given = np.flatnonzero(~sampled)  # tokens of others, between the turns
+    return tokens[int(given[-1]) + 1 :]
 
 
 class ReplayCollector(Collector):

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from proxima.evaluation.headline import Headline
 from proxima.model.files import base_of, is_adapter
 from proxima.model.input_files import left_out_note, left_out_of
 from proxima.model.load import load, save
-from proxima.model.pretrained import DTYPES, without_progress_bars
+from proxima.model.pretrained import DTYPES, LoadedModel, without_progress_bars
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.system.atomic_files import atomic_folder
@@ -44,9 +44,11 @@ def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -
     checkpoint = _named(run, folder, saved, which)
     why = damage(checkpoint.path, part)
     if why is not None:
+        remedy = "restore the file from a copy"
         others = [c.step for c in saved if c is not checkpoint]
-        use = f", or use one of {others}" if others else ""
-        raise UserError(f"{checkpoint.path}: {why}", remedy=f"restore the file from a copy{use}")
+        if others:
+            remedy = f"{remedy}, or use one of {others}"
+        raise UserError(f"{checkpoint.path}: {why}", remedy=remedy)
     return checkpoint
 
 
@@ -69,10 +71,14 @@ def _named(run: str | Path, folder: RunFolder, saved: list[Checkpoint], which: s
 def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
     """Refuse to export another checkpoint as the best: without `checkpoint.keep_best`, the best one may have been
     deleted."""
-    if not folder.config.is_file() or read_yaml(folder.config).to_python().get("checkpoint", {}).get("keep_best"):
+    if not folder.config.is_file():
+        return
+    config = read_yaml(folder.config).to_python()
+    if config.get("checkpoint", {}).get("keep_best"):
         return
     scores = headlines(folder)
-    step = max((s for s in scores if s), key=lambda s: (scores[s], -s))
+    step = _best(scores, [step for step in scores if step])
+    assert step is not None
     if scores[step] > scores[best.step]:
         reason = f"{folder.path}: the best evaluation is that of step {step}, whose checkpoint was not kept"
         remedy = f"use last or {best.step}; train with checkpoint.keep_best=true and checkpoint.every to keep it"
@@ -82,23 +88,37 @@ def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
 def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
     """The checkpoint with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
     scores = headlines(folder)
-    return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+    evaluated = {checkpoint.step: checkpoint for checkpoint in saved if checkpoint.step in scores}
+    step = _best(scores, evaluated)
+    return None if step is None else evaluated[step]
+
+
+def _best(scores: Mapping[int, float], steps: Iterable[int]) -> int | None:
+    """The step with the best score, the earliest of equals; None without steps."""
+
+    def rank(step: int) -> tuple[float, int]:
+        return scores[step], -step
+
+    return max(steps, key=rank, default=None)
 
 
 def headlines(folder: RunFolder) -> dict[int, float]:
     """Step → headline of its evaluation, so that higher is better."""
     evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
     headline = Headline.of(evals)
-    return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
+    scores = {record["step"]: headline.score(record) for record in evals}
+    return {step: score for step, score in scores.items() if score is not None}
 
 
 def prune_checkpoints(folder: RunFolder, kept: CheckpointConfig, *, leftovers: bool = True) -> None:
     """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept;
     `leftovers` as in `prune`."""
-    best = None
+    keep = list[int]()
     if kept.keep_best:
         best = best_checkpoint(folder, checkpoints(folder.checkpoints))
-    prune(folder.checkpoints, kept.keep_last, keep=[] if best is None else [best.step], leftovers=leftovers)
+        if best is not None:
+            keep.append(best.step)
+    prune(folder.checkpoints, kept.keep_last, keep=keep, leftovers=leftovers)
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------
@@ -122,12 +142,10 @@ def export(
         UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
             changed or is gone.
     """
-    checkpoint = find_checkpoint(run, which, CRITIC if critic else "model")
+    part = CRITIC if critic else "model"
+    checkpoint = find_checkpoint(run, which, part)
     target = Path(out)
-    if critic:
-        source = checkpoint.path / CRITIC
-    else:
-        source = checkpoint.model
+    source = checkpoint.path / part
     if critic and not source.is_dir():
         reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
         raise UserError(reason, remedy="leave out --critic")
@@ -136,18 +154,25 @@ def export(
     left_out: Sequence[str] = checkpoint.facts.get(f"{CRITIC}_left_out" if critic else "left_out", ())
     with without_progress_bars(), atomic_folder(target, _refuse_existing) as aside:
         if is_adapter(str(source)) and not adapter:
-            read = load_scalar_model if (source / "config.json").is_file() else load
-            merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+            merged = _merged(source)
             save(merged.model, merged.tokenizer, aside)
             left_out = left_out_of(merged.model)
         else:
             shutil.copytree(source, aside, dirs_exist_ok=True)
-        card = model_card(RunFolder(run), checkpoint.step, "peft" if adapter else "transformers")
+        library = "peft" if adapter else "transformers"
+        card = model_card(RunFolder(run), checkpoint.step, library)
         (aside / "README.md").write_text(card, encoding="utf-8")
     note = None if adapter else left_out_note(left_out)
     if note is not None and say is not None:
         say(note)
     return target
+
+
+def _merged(source: Path) -> LoadedModel:
+    """The base of an adapter with it merged, in the base's dtype."""
+    read = load_scalar_model if (source / "config.json").is_file() else load
+    dtype = base_of(str(source)).dtype or "float32"
+    return read(str(source), dtype=DTYPES[dtype], device="cpu")
 
 
 def _refuse_existing(target: Path) -> None:
@@ -158,10 +183,9 @@ def _refuse_existing(target: Path) -> None:
 def model_card(folder: RunFolder, step: int, library: str) -> str:
     """README.md of an exported model: what it was trained from and how, and what its evaluations say. Markdown with the
     hub's metadata; paths on this machine are reduced to their last name."""
+    config: dict[str, Any] = {}
     if folder.config.is_file():
         config = read_yaml(folder.config).to_python()
-    else:
-        config = {}
     recipe = _without_places({key: value for key, value in config.items() if key not in LEFT_OUT})
     base = str((config.get("model") or {}).get("path", ""))
     facts: dict[str, Any] = {"library_name": library, "tags": ["proxima", "reinforcement-learning"]}
@@ -188,12 +212,18 @@ def _evaluations(folder: RunFolder) -> str:
     rows = []
     for record in evals:
         value = headline.value(record)
-        if value is not None:
-            low, high = headline.bounds(record) or (None, None)
-            interval = "" if low is None else f"{low:.3f} to {high:.3f}"
-            rows.append(f"| {record['step']} | {value:.3f} | {interval} |")
+        if value is None:
+            continue
+        interval = ""
+        bounds = headline.bounds(record)
+        if bounds is not None:
+            low, high = bounds
+            interval = f"{low:.3f} to {high:.3f}"
+        rows.append(f"| {record['step']} | {value:.3f} | {interval} |")
+    if not rows:
+        return ""
     head = f"| step | {headline.title} | 95 % interval |\n|---|---|---|\n"
-    return head + "\n".join(rows) if rows else ""
+    return head + "\n".join(rows)
 
 
 def _without_places(value: Any) -> Any:

@@ -63,7 +63,8 @@ class RunStore:
     def write_checkpoint(self, step: int, contents: CheckpointContents) -> None:
         """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
         place = self.folder.checkpoints
-        write = self.ranks.writer.write if self.ranks.writer else write_checkpoint
+        writer = self.ranks.writer
+        write = writer.write if writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
             write(place, step, contents)
 

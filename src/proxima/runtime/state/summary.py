@@ -68,7 +68,12 @@ def run_info(
 ) -> RunInfo:
     """The facts known at the start, or when the run resumes after `finished` steps; `loaded` is None if no step is
     left, `step` is what a step consists of, in words, `rows` are those of each task, by its path."""
-    dtype, budget = config.model.compute_dtype, config.train.tokens_per_micro_batch
+    dtype: str = config.model.compute_dtype
+    if dtype != config.model.dtype:
+        dtype = f"{dtype} autocast"
+    budget = f"{config.train.tokens_per_micro_batch:,} tokens"
+    made = "1 update" if updates == 1 else f"{updates:,} updates"
+    about = {path: about_rows(opened) for path, opened in rows.items()}
     return RunInfo(
         version=__version__,
         algorithm=algorithm,
@@ -76,14 +81,14 @@ def run_info(
         seed=config.seed,
         folder=folder,
         steps=steps,
-        composition=f"{step} → micro-batches ≤ {budget:,} tokens → {updates:,} update{'s' * (updates != 1)}",
+        composition=f"{step} → micro-batches ≤ {budget} → {made}",
         parameters=0 if loaded is None else loaded.parameters,
         adapter=0 if loaded is None else loaded.adapter_parameters,
         device=config.model.device if loaded is None else str(loaded.model.device),
         threads=torch.get_num_threads(),
-        dtype=dtype if dtype == config.model.dtype else f"{dtype} autocast",
+        dtype=dtype,
         resumed_at=finished,
-        parts=tuple(f"{path} = {about}" for path, opened in rows.items() if (about := about_rows(opened))),
+        parts=tuple(f"{path} = {text}" for path, text in about.items() if text),
         replay_of=replay_of,
         chosen=tuple(chosen),
     )
@@ -130,14 +135,17 @@ def summarise_run(
     for warning in (*folder.earlier_warnings, *observer.warned()):
         warnings.add(**warning)
     records = folder.read_metrics()
-    evals = [r for r in records if r["kind"] == "eval"]
+    evals = [record for record in records if record["kind"] == "eval"]
     headline = Headline.of(evals)
-    named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
+    named = {record["label"]: record for record in evals if record["label"] in ("before", "after")}
     rule = config.eval.stop_after
     plateau = ""
-    if rule is not None and ending.status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
-        named["after"] = evals[-1]
-    steps = [r for r in records if r["kind"] == "train"]
+    if rule is not None and ending.status == "done" and "after" not in named:
+        plateau = rule.reached(evals)
+        if plateau:
+            named["after"] = evals[-1]
+    steps = [record for record in records if record["kind"] == "train"]
+    rates = tokens_per_second(steps)
 
     return Summary(
         status=ending.status,
@@ -146,8 +154,8 @@ def summarise_run(
         model=config.model.path,
         seed=config.seed,
         folder=str(folder.path),
-        eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
-        tokens_per_second={name: rate or 0.0 for name, rate in tokens_per_second(steps).items()},
+        eval={label: _outcome(named[label], headline) for label in ("before", "after") if label in named},
+        tokens_per_second={name: rate or 0.0 for name, rate in rates.items()},
         peak_memory_bytes=max(peak_memory_bytes(), folder.ended.get("peak_memory_bytes") or 0),
         changes=journal.get("changes") or (),
         warnings=warnings.records(),
@@ -163,9 +171,12 @@ def tokens_per_second(steps: Sequence[Record]) -> dict[str, float | None]:
     """Tokens per second over some steps, of generation and of training; None for a stage that took no time. An engine
     beside the trainer generates during the whole step; the time of the stage `generate` is then the trainer's wait."""
 
+    def total(key: str) -> float:
+        return sum(record.get(key) or 0.0 for record in steps)
+
     def rate(tokens: str, time: str) -> float | None:
-        amount, spent = (sum(r.get(key) or 0.0 for r in steps) for key in (tokens, time))
-        return amount / spent if spent else None
+        spent = total(time)
+        return total(tokens) / spent if spent else None
 
     beside = any("idle/engine" in r for r in steps)
     generating = "time/step" if beside else "time/generate"
@@ -177,6 +188,10 @@ def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
     low, high = headline.bounds(record) or (None, None)
     facts = {key: record.get(key) for key in ("accuracy", "correct", "questions", "step")}
     outcome = facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
-    further = {name: {**figures, "step": record.get("step")} for name, figures in named_sets(record).items()}
-    sets = {name: _outcome(figures, Headline.of([figures])) for name, figures in further.items()}
-    return outcome | {"sets": sets} if sets else outcome
+    sets = dict[str, Any]()
+    for name, figures in named_sets(record).items():
+        of_set = {**figures, "step": record.get("step")}
+        sets[name] = _outcome(of_set, Headline.of([of_set]))
+    if sets:
+        outcome["sets"] = sets
+    return outcome
