@@ -66,28 +66,37 @@ def make_learner(
     """Build the learner of a model that is loaded from `source`: the weights, their optimizer and loss, the critic, and
     the forward stages. `engines` run some of the stages, and write to `log`. `restored` is the checkpoint that the run
     resumes from. All ranks build their models in this order."""
-    critic, head = None, None
+    critic: Critic | None = None
+    head: ValueHead | None = None
     if config.critic is not None:
         critic, head = compute.call(make_critic, config.critic, config.train, source, loaded, restored, ranks)
     replays = config.algorithm.routing_replay != "off"
-    policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
+    value_layer = None if head is None else head.layer
+    policy = source.policy(loaded, value_layer, replays_routes=replays)
     passes: list[ForwardStage] = []
     if needs_stages(config):
         passes += make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0)
     if head is not None:
         passes.append(head.stage(policy))
-    train, waits = config.train, config.value_warmup
+    train = config.train
     planned = train.updates_per_step * train.epochs_per_step
+    updates = train.updates - config.value_warmup * planned
+    max_epoch_kl = None
+    if train.target_kl is not None:
+        max_epoch_kl = train.target_kl * train.target_kl_factor
+    held = None
+    if config.algorithm.hold is not None:
+        held = HeldBounds(config.algorithm.hold)
     return Learner(
         policy=policy,
-        stack=make_stack(train, policy, train.updates - waits * planned, ranks),
+        stack=make_stack(train, policy, updates, ranks),
         objective=make_objective(config, None if head is None else head.objective),
         stages=passes,
         critic=critic,
         updates=planned,
         epochs=train.epochs_per_step,
-        max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
-        held=None if config.algorithm.hold is None else HeldBounds(config.algorithm.hold),
+        max_epoch_kl=max_epoch_kl,
+        held=held,
         guard=config.algorithm.mismatch,
         known_mismatch=config.engine.mismatch if isinstance(config.engine, Local) else "",
         compute=compute,
@@ -98,12 +107,12 @@ def make_stack(
     train: OptimizationConfig, model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
     """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
+    warmup = train.warmup_of(updates)
+    schedule = Schedule(train.schedule, total_updates=updates, warmup=warmup, final_ratio=train.final_lr_ratio)
     return TrainStack(
         model,
         optimizer=train.optimizer,
-        schedule=Schedule(
-            train.schedule, total_updates=updates, warmup=train.warmup_of(updates), final_ratio=train.final_lr_ratio
-        ),
+        schedule=schedule,
         max_grad_norm=train.max_grad_norm,
         on_zero_gradient=train.on_zero_gradient,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
@@ -133,15 +142,16 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
     of = algorithm.distillation
     if of is not None:
         teacher = DistillationTerm(divergence=of.divergence, aggregate=of.aggregate, coefficient=of.coefficient)
-    terms: list[Objective[Any]]
-    if value is None:
-        terms = []
-    else:
-        terms = [value]
+    terms = list[Objective[Any]]()
+    if value is not None:
+        terms.append(value)
     if algorithm.router_balance is not None:
         terms.append(RouterBalance(coefficient=algorithm.router_balance.coefficient))
     if algorithm.echo is not None:
         terms.append(Echo())
+    replays_routes = algorithm.routing_replay == "rollout"
+    if algorithm.routing_replay == "recompute":
+        replays_routes = config.recomputes_proximal
     return PolicyObjective(
         surrogate=surrogate,
         aggregate=algorithm.aggregate,
@@ -153,8 +163,7 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=teacher,
         terms=terms,
-        replays_routes=algorithm.routing_replay == "rollout"
-        or (algorithm.routing_replay == "recompute" and config.recomputes_proximal),
+        replays_routes=replays_routes,
         measures_drift=algorithm.hold is not None and algorithm.hold.metric == DRIFT,
         # A guard that rejects measures the mismatch before the update.
         measure_mismatch=mismatch.measure and mismatch.on_mismatch != "reject",
@@ -163,10 +172,13 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
 
 def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint."""
-    algorithm, train = config.algorithm, config.train
+    algorithm = config.algorithm
+    train = config.train
     reward_kl = algorithm.reward_kl
     if reward_kl is not None and kl_coefficient is not None:
         reward_kl = replace(reward_kl, coefficient=kl_coefficient)
+    labels = [as_reward(reward).label for reward in training_rewards(config)]
+    sources = sources_of(config.task)
     return BatchBuilder(
         advantage=algorithm.advantage,
         selection=algorithm.selection,
@@ -177,14 +189,14 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
-        rewards=list(dict.fromkeys(as_reward(reward).label for reward in training_rewards(config))),
+        rewards=list(dict.fromkeys(labels)),
         fill=learner.fill,
         reward_kl=reward_kl,
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         echo={} if algorithm.echo is None else algorithm.echo.roles,
-        taught=taught_prompts(sources_of(config.task)),
-        turn_weight=partial(turn_weight, sources_of(config.task), config.reward),
+        taught=taught_prompts(sources),
+        turn_weight=partial(turn_weight, sources, config.reward),
     )
 
 
@@ -200,11 +212,12 @@ def training_rewards(config: RunConfig) -> list[Any]:
     """The rewards that score training completions: those of the run, unless every source has its own, and those of the
     sources."""
     sources = sources_of(config.task)
-    if all(source.reward for source in sources):
-        rewards = []
-    else:
-        rewards = list(config.reward)
-    return [*rewards, *(spec for source in sources for spec in source.reward)]
+    rewards = list[Any]()
+    if not all(source.reward for source in sources):
+        rewards.extend(config.reward)
+    for source in sources:
+        rewards.extend(source.reward)
+    return rewards
 
 
 def turn_weight(sources: Sequence[TaskSource], rewards: Sequence[Any], prompt: Prompt) -> float:
@@ -247,7 +260,11 @@ def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path
 def _critic_model(
     spec: ModelCritic, train: TrainConfig, source: ModelSource, restored: Path | None, ranks: Ranks
 ) -> Critic:
-    path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
+    path = source.path
+    revision = source.revision
+    if spec.path:
+        path = spec.path
+        revision = spec.revision
     spread = auxiliary_sharding(source.sharding, path, revision)
     critic_source = replace(source, path=path, revision=revision, lora=None, sharding=spread)
     saved = None if restored is None else str(restored / CRITIC)
@@ -294,9 +311,10 @@ def make_stages(
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
     algorithm = config.algorithm
-    distillation = config.algorithm.distillation
+    distillation = algorithm.distillation
     if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
+        if leads:
+            stages.append(make_engine_stage(source, engines[REFERENCE], compute, log))
     elif algorithm.needs_reference and source.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif algorithm.needs_reference:
@@ -304,7 +322,8 @@ def make_stages(
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", source.policy(frozen)))
     if distillation is not None and distillation.engine is not None:
-        stages += [make_engine_stage(source, engines[TEACHER], compute, log)] if leads else []
+        if leads:
+            stages.append(make_engine_stage(source, engines[TEACHER], compute, log))
     elif distillation is not None:
         stages.append(make_teacher_stage(source, distillation, policy.loaded, compute))
     return stages
@@ -319,7 +338,8 @@ def make_teacher_stage(
     Raises:
         FieldError: the weights can't be loaded.
     """
-    divergence, path = distillation.divergence, distillation.path
+    divergence = distillation.divergence
+    path = distillation.path
     spread = auxiliary_sharding(source.sharding, path)
     teacher_source = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
     with renamed("model.path", TEACHER_PATH):
@@ -342,11 +362,17 @@ def make_engine_stage(
     """
     model = choice.needs.model
     path = choice.path
+    if path == TEACHER:
+        field = TEACHER_PATH
+        column = "teacher_log_prob"
+    else:
+        field = "model.path"
+        column = "reference_log_prob"
     model_source = replace(source, path=model.path, revision=model.revision, lora=None, sharding=None)
-    with renamed("model.path", TEACHER_PATH if path == TEACHER else "model.path"):
+    with renamed("model.path", field):
         engine, _ = choice.build(model_source.load, compute=compute, log=log, seed=source.seed)
     if not engine.capabilities.score:
         close_engine(engine)
         remedy = f"set {path}=null, or use one that does"
         raise FieldError(path, kind_of(choice.spec), "does not score tokens", remedy=remedy)
-    return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
+    return EngineStage(column=column, engine=engine)

@@ -52,11 +52,11 @@ class OfflineWorkload:
         for name, opened in self.data.rows.items():
             task = name.partition(":")[0]
             self.notes += key_notes(task, opened, model.tokenizer, config.data.template_arguments)
-        if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
-            if config.checkpoint.keep_best:
-                raise FieldError(
-                    "checkpoint.keep_best", True, f"has no metric to compare checkpoints by: {why}", remedy=OTHER_ROWS
-                )
+        why = self.method.unmeasured(self.data.held_out) if self.data.held_out else ""
+        if why and config.checkpoint.keep_best:
+            reason = f"has no metric to compare checkpoints by: {why}"
+            raise FieldError("checkpoint.keep_best", True, reason, remedy=OTHER_ROWS)
+        if why:
             self.notes.append(f"{why}; {OTHER_ROWS}")
 
     @property
@@ -64,7 +64,8 @@ class OfflineWorkload:
         return bool(self.data.held_out)
 
     def hashes(self) -> dict[str, str]:
-        return model_hashes(self.config.model) | {name: rows_sha(rows) for name, rows in self.data.rows.items()}
+        of_rows = {name: rows_sha(rows) for name, rows in self.data.rows.items()}
+        return model_hashes(self.config.model) | of_rows
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         self.data.cursor.load(checkpoint.facts["cursor"])
@@ -73,7 +74,7 @@ class OfflineWorkload:
         return self.method.load(path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
-        config, compute = self.config, services.compute
+        config = self.config
         if self.images is not None:
             self.images.keep_in(services.store.folder.images)
         self.notes += self.method.notes(loaded)
@@ -83,10 +84,11 @@ class OfflineWorkload:
             proof = proof_of(model.model)
             self.chosen.append(attention_outcome(config.model, proof, model.attention, model.device))
         samples = None
-        if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
+        prompts = self.method.prompts(self.data.samples) if self.data.samples else ()
+        if prompts:
             assert isinstance(config.eval, SampledEvalConfig)
             tokens = config.eval.sample_tokens
-            samples = HeldOutSamples(prompts, stack, compute, max_tokens=tokens, max_length=self.context)
+            samples = HeldOutSamples(prompts, stack, services.compute, max_tokens=tokens, max_length=self.context)
         return OfflineLoop(config, stack, self.method, self.data, samples, services)
 
     def rank_models(

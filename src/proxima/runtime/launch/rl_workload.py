@@ -27,6 +27,7 @@ from proxima.model.proof import proof_of
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Collector, Pending, Refill, Reject
+from proxima.rollout.episodes.played import EpisodePlayer
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.rollout.prompt_limits import InFlightLimit
@@ -79,19 +80,25 @@ class RlWorkload:
         return input_hashes(self.config, self.data.source, self.data.held_out)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        self.checkpoint, self.pending = checkpoint, restore_data(self.data.source, checkpoint, journal)
+        self.checkpoint = checkpoint
+        self.pending = restore_data(self.data.source, checkpoint, journal)
 
     def load(self, path: str | None) -> LoadedModel:
         return self.model.load(path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
-        config, data, store = self.config, self.data, services.store
+        config = self.config
+        data = self.data
+        store = services.store
         if self.images is not None:
             self.images.keep_in(store.folder.images)
-        restored, facts = (self.checkpoint.path, self.checkpoint.facts) if self.checkpoint else (None, {})
-        learner = self._make_learner(
-            loaded, services.compute, ranks=store.ranks, restored=restored, log=store.folder.engine_log
-        )
+        restored: Path | None = None
+        facts: Mapping[str, Any] = {}
+        if self.checkpoint is not None:
+            restored = self.checkpoint.path
+            facts = self.checkpoint.facts
+        log = store.folder.engine_log
+        learner = self._make_learner(loaded, services.compute, ranks=store.ranks, restored=restored, log=log)
         services.opened.callback(learner.close)
         if config.model.attention == AUTO:
             model = learner.stack.model
@@ -100,11 +107,12 @@ class RlWorkload:
         if setting(config.engine, "decoder") == AUTO and data.engines.get("engine") is not None:
             self.chosen.append(decoder_outcome(proof_of(loaded.model), images=self.images is not None))
         if learner.held is not None and BOUND_FACTOR in facts:
-            learner = replace(learner, held=replace(learner.held, factor=facts[BOUND_FACTOR]))
+            held = replace(learner.held, factor=facts[BOUND_FACTOR])
+            learner = replace(learner, held=held)
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
-        computes = computes_here(config.engine)  # in this process, alongside the training
-        device = learner.stack.model.device if computes else "cpu"
+        # an engine in this process computes alongside the training
+        device = learner.stack.model.device if computes_here(config.engine) else "cpu"
         load_weights = partial(services.compute.call, learner.stack.gathered, device)  # a server never calls it
         generator = make_generator(config, load_weights, data, services)
         evaluations = make_evaluations(config, data, generator, services)
@@ -121,7 +129,8 @@ class RlWorkload:
                 cache = make_next_policy(config.algorithm, generator, collector, learner, restored)
                 learner = replace(learner, next_policy=cache)
         services.opened.callback(collector.abandon)  # before the engine is closed
-        publisher = Publisher(generator, learner, services, device_turns(config.placement, generator, learner))
+        turns = device_turns(config.placement, generator, learner)
+        publisher = Publisher(generator, learner, services, turns)
         return Controller(config, collector, batch_builder, learner, publisher, evaluations, services)
 
     def rank_models(
@@ -130,7 +139,8 @@ class RlWorkload:
         """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
         is the one that the run resumes from. Called in the compute thread."""
         learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
-        stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: learner.stages}
+        stacks = {learner.stack.name: learner.stack}
+        stages = {learner.stack.name: learner.stages}
         critic = learner.critic
         if critic is not None:
             stacks[critic.stack.name] = critic.stack
@@ -142,7 +152,8 @@ class RlWorkload:
         train = self.config.train
         size = train.completions_per_prompt
         prompts, kept = prompts_and_kept(train.prompts_per_step, size, config.algorithm.selection)
-        step = group_arithmetic(prompts, size, kept, prompts_at_once(prompts, config.algorithm.dynamic_sampling))
+        at_once = prompts_at_once(prompts, config.algorithm.dynamic_sampling)
+        step = group_arithmetic(prompts, size, kept, at_once)
         return run_info(
             config,
             loaded,
@@ -193,11 +204,7 @@ def make_generator(
     store = services.store
     log = store.folder.engine_log
     engine, notes = choice.build(load_weights, compute=services.compute, log=log, seed=config.seed)
-    # the user's spec may build one with hooks
-    if isinstance(engine, Executor):
-        executor = engine
-    else:
-        executor = Executor(engine)
+    executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     services.opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
@@ -206,9 +213,11 @@ def make_generator(
     services.opened.callback(rewards.close)
     log = store.folder.path / ENVIRONMENTS_LOG
     on_played = store.activity.played
-    player = player_by_source(
-        data.sources, executor, lambda path: data.worlds[path].player(executor, log, on_played), on_played
-    )
+
+    def make_player(path: str) -> EpisodePlayer | None:
+        return data.worlds[path].player(executor, log, on_played)
+
+    player = player_by_source(data.sources, executor, make_player, on_played)
     now = store.activity.clock.now
     return GroupGenerator(executor, rewards, training_groups(config), now, player, stop_rule(config.algorithm))
 
@@ -273,7 +282,6 @@ def make_collector(
             listener=listener,
             carried=pending.groups,
         )
-
     limit = InFlightLimit(
         prompts=prompts,
         concurrent=runtime.max_concurrent_rollouts or 1,
@@ -305,7 +313,8 @@ def make_evaluations(
     on_played = store.activity.played
     for name, held_out in sets.items():
         rewards = training.rewards
-        if held_out.rewards or any(source.reward for source in (*held_out.sources, *data.sources)):
+        sources_have_own = any(source.reward for source in (*held_out.sources, *data.sources))
+        if held_out.rewards or sources_have_own:
             make = partial(make_rewards, config, compute=services.compute, folder=store.folder.path)
             rewards = rewards_by_source(held_out.sources, held_out.rewards or config.reward, make)
             services.opened.callback(rewards.close)
@@ -331,15 +340,12 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    if by_engine:
-        trainer = None
-    else:
+    trainer = None
+    if not by_engine:
         trainer = partial(learner.compute.run, learner.stack.log_prob)
     entries = () if restored is None else read_next_policy(restored / NEXT_POLICY)
-    if generator.episodes is None:
-        playing = None
-    else:
-        playing = generator.episodes.unfinished
+    episodes = generator.episodes
+    playing = None if episodes is None else episodes.unfinished
     file = NEXT_POLICY, write_next_policy
     cache = NextPolicy(engine, collector.unconsumed, trainer, entries, file, playing, algorithm.chain)
     if by_engine:
@@ -352,5 +358,4 @@ def device_turns(placement: object, generator: GroupGenerator | None, learner: L
     colocated = isinstance(placement, RayPlacement) and placement.colocate
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:
         return DeviceTurns()
-
     return SharedDevices(generator.engine, learner.stack, learner.compute)

@@ -80,15 +80,19 @@ def train(
     clock = clock or Clock()
     with ranks_of(config) as ranks, without_progress_bars(), ExitStack() as opened:
         if ranks.rank > 0:
-            return follow(partial(start_rank, config, partial(_workload, observer=observer), ranks), ranks)
-        folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
+            make_work = partial(_workload, observer=observer)
+            return follow(partial(start_rank, config, make_work, ranks), ranks)
+        recipe = None if resolved is None else resolved.recipe
+        folder = RunFolder(new_run_folder(config.folder, recipe, clock))
         folder.check(resume=resume, overwrite=overwrite)
         if resolved is not None:
             require_proven(resolved)
         dtypes = dtypes_of_run(config, folder if resume else None)
         config, resolved = settled(config, resolved, dtypes)
-        if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
-            config, resolved = with_date(config, resolved, date)
+        if resume and config.data.template_date is None:
+            date = date_of_run(folder)
+            if date is not None:
+                config, resolved = with_date(config, resolved, date)
         configured = config.data.template_date
         template_clock = opened.enter_context(fixed_clock(configured))
         # reads the data; its errors leave the folder untouched
@@ -98,25 +102,17 @@ def train(
         workload.chosen += [*dtypes, *outcomes_of(config)]
         workload.notes += clock_notes(template_clock, configured)
         opened.callback(folder.release)
-        resuming = folder.begin(resume=resume, overwrite=overwrite)
+        mode: Mode = "new"
+        if folder.begin(resume=resume, overwrite=overwrite):
+            mode = "change" if accept_changes else "resume"
         workload.notes += folder.warnings
-        mode: Mode
-        if not resuming:
-            mode = "new"
-        elif accept_changes:
-            mode = "change"
-        else:
-            mode = "resume"
         try:
             compute = ComputeThread()
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
             gone = folder.is_gone
-            if ranks.monitor is None:
-                failure = None
-            else:
-                failure = ranks.monitor.cause(error)
+            failure = None if ranks.monitor is None else ranks.monitor.cause(error)
             if isinstance(error, UserError) or (failure is not None and failure.refused):
                 folder.discard()
             if not gone:
@@ -146,7 +142,9 @@ async def _run(
 ) -> Summary:
     config = work.config
     disk = Disk(folder.path, observer.warning)
-    resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
+    resuming = mode != "new"
+    checkpoint = None
+    hashes = cache(work.hashes)  # the files may be large
     with cancelled_with(ranks, folder.log, observer.warning):
         if resuming:
             checkpoint = await disk.write(prepare_resume, work, hashes, folder, clock, observer, mode == "change")
@@ -156,12 +154,11 @@ async def _run(
                 return finished
         observer.progress("load", 0, 1, "models")
         decided = decided_dtypes(config, work.chosen)
-        with ranks.call(Start(folder.path, None if checkpoint is None else checkpoint.path, decided)):
+        restored = None if checkpoint is None else checkpoint.path
+        hashing = None
+        with ranks.call(Start(folder.path, restored, decided)):
             await compute.run(_compare_files, hashes, ranks)
-            # while the model is loaded
-            if resuming:
-                hashing = None
-            else:
+            if not resuming:  # while the model is loaded
                 hashing = asyncio.create_task(asyncio.to_thread(hashes))
             loaded = await compute.run(load_models, work.load, checkpoint)
         with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now a run folder
@@ -187,8 +184,10 @@ async def _run(
                 observer.warning(note)
             ending = Ending(status="failed")
             try:
-                stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
-                ending = Ending(status="done" if await loop.run() else "stopped")
+                losing = ranks.losing if ranks.size > 1 else None
+                stop_on_interrupt(loop.stop, observer.warning, compute, losing)
+                done = await loop.run()
+                ending = Ending(status="done" if done else "stopped")
             except BaseException as problem:
                 ending = _ending(problem, ranks, disk)
                 raise
@@ -204,15 +203,18 @@ async def _run(
 
 def left_out_notes(loop: TrainingLoop) -> list[str]:
     """Which weights of the inputs of a loop's models are in nothing that the run writes."""
-    stacks = (loop.stack, *loop.others.values())
-    notes = (left_out_note(left_out_of(stack.model.loaded.model)) for stack in stacks)
+    notes = []
+    for stack in (loop.stack, *loop.others.values()):
+        left_out = left_out_of(stack.model.loaded.model)
+        notes.append(left_out_note(left_out))
     return [note for note in notes if note is not None]
 
 
 def load_models(load: Callable[[str | None], LoadedModel], checkpoint: Checkpoint | None) -> LoadedModel:
     """The weights of a run, or those of the checkpoint that it resumes from; `load` is that of its workload."""
+    path = None if checkpoint is None else str(checkpoint.model)
     try:
-        loaded = load(None if checkpoint is None else str(checkpoint.model))
+        loaded = load(path)
     except ValueError as error:
         if checkpoint is None:
             raise
@@ -243,24 +245,18 @@ async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observ
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
     """How a run ends with an exception."""
-    if ranks.monitor is None:
-        failure = None
-    else:
-        failure = ranks.monitor.cause(problem)
+    failure = None if ranks.monitor is None else ranks.monitor.cause(problem)
     if failure is not None:
         disk.stop.set()
         return Ending(status="failed", error=failure.text)
     if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
         disk.stop.set()
         return Ending(status="stopped", error="interrupted")
-    resumable = problem.resumable if isinstance(problem, RunEnded) else True
-    named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-    if isinstance(problem, RunEnded | UserError):
-        error = str(problem)
-    else:
-        error = named
-    status = problem.status if isinstance(problem, RunEnded) else "failed"
-    return Ending(status=status, error=error, resumable=resumable)
+    if isinstance(problem, RunEnded):
+        return Ending(status=problem.status, error=str(problem), resumable=problem.resumable)
+    if isinstance(problem, UserError):
+        return Ending(status="failed", error=str(problem))
+    return Ending(status="failed", error=f"{type(problem).__name__}: {problem}".removesuffix(": "))
 
 
 def start_rank(
@@ -272,14 +268,14 @@ def start_rank(
     """Do on another rank what the run does on rank 0: data, files, weights, the state of a checkpoint; `make_work`
     makes its workload from the config, in which `auto` is what rank 0 has decided."""
     read_when_visible("run folder", message.folder, Path.is_dir)
-    work = make_work(with_values(config, None, message.decided)[0])
+    decided, _ = with_values(config, None, message.decided)
+    work = make_work(decided)
     images = work.images
     if images is not None:
         images.follow(message.folder / "images")
     agree_on_files(work.hashes, ranks)
-    if message.checkpoint is None:
-        checkpoint = None
-    else:
+    checkpoint = None
+    if message.checkpoint is not None:
         checkpoint = read_when_visible("checkpoint", message.checkpoint, read_checkpoint)
     loaded = load_models(work.load, checkpoint)
     models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
@@ -294,10 +290,17 @@ def cancelled_with(ranks: Ranks, log: Path, warn: Callable[[str], None]) -> Iter
     if ranks.monitor is None:
         yield
         return
-    in_loop = asyncio.get_running_loop().call_soon_threadsafe
+    loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
-    with ranks.monitor.attached(log, lambda text: in_loop(warn, text), lambda: in_loop(task.cancel)):
+
+    def warn_in_loop(text: str) -> None:
+        loop.call_soon_threadsafe(warn, text)
+
+    def cancel_in_loop() -> None:
+        loop.call_soon_threadsafe(task.cancel)
+
+    with ranks.monitor.attached(log, warn_in_loop, cancel_in_loop):
         try:
             yield
         except asyncio.CancelledError as error:

@@ -20,13 +20,14 @@ from proxima.config.sections.data_section import (
     tasks_of,
     text_notes,
 )
+from proxima.config.sections.eval_section import EvalSetConfig
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.data import UserError, require, within
 from proxima.data.flow import Prompt
 from proxima.engine.engine_selection import EngineSelection, within_servers
-from proxima.engine.protocol import EngineRequirements, LogProbName
+from proxima.engine.protocol import EngineRequirements, LogProbName, Sampling
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.images.image_store import ImageStore
 from proxima.model.pretrained import UnloadedModel, read_auxiliary_model
@@ -67,14 +68,19 @@ class RunData:
     @property
     def rows(self) -> dict[str, Rows]:
         """The rows of each task, by its name in messages; a replay has no training rows."""
-        held_out = {f"eval.sets {each.name}" if each.name else "eval.task": each.rows for each in self.held_out}
-        return ({"task": self.source.rows} if isinstance(self.source, PromptSource) else {}) | held_out
+        rows = dict[str, Rows]()
+        if isinstance(self.source, PromptSource):
+            rows["task"] = self.source.rows
+        for held_out in self.held_out:
+            name = f"eval.sets {held_out.name}" if held_out.name else "eval.task"
+            rows[name] = held_out.rows
+        return rows
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
-        for worlds in (self.worlds, *(held_out.worlds for held_out in self.held_out)):
-            for world in worlds.values():
-                world.close()
+        close_worlds(self.worlds)
+        for held_out in self.held_out:
+            close_worlds(held_out.worlds)
 
     def world_of(self, prompt: Prompt) -> World | AgentWorld | None:
         """What plays a training prompt; None: the engine answers it."""
@@ -88,20 +94,24 @@ def load_run_data(config: RunConfig) -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     set_compute_threads(config.runtime.threads)
-    run = config.replayed or (Path(config.folder) if config.folder else None)
+    run = config.replayed
+    if run is None and config.folder:
+        run = Path(config.folder)
     model = config.model.unloaded([*tasks_of(config).values(), config.episode], run)
     model, notes = _within_servers(config, model)
     teacher = _checked_teacher(config, model)
     engines = engine_choices(config, model, teacher)
-    notes += _engine_notes(engines, later=starts_later(config.placement)) if is_first() else []
-    held_out, scored = list[HeldOutSet](), list[ScoredRows]()
-    source: PromptSource | StoredRollouts
+    if is_first():
+        notes += _engine_notes(engines, later=starts_later(config.placement))
+    scored = list[ScoredRows]()
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
         tasks = {"task": config.task} | tasks
     sources = {path: sources_of(task, path) for path, task in tasks.items()}
     rows_of = open_tasks(tasks, config.seed)
     notes += overlap_notes(tasks, rows_of, limits_of(config))
+    source: PromptSource | StoredRollouts
+    prompts = dict[str, Sequence[Prompt]]()
     if config.replayed is not None:
         routes = config.algorithm.routing_replay == "rollout"
         source = stored_rollouts(config.replayed, config.train.steps, model, routes=routes)
@@ -109,52 +119,75 @@ def load_run_data(config: RunConfig) -> RunData:
             check_replayed_rewards(source.inputs, config.reward, str(config.rollouts))
     else:
         rows = rows_of["task"]
-        notes += config.data.template_notes(model, rows, config.sampling.stop)
-        pool, shuffle = config.algorithm.question_pool, config.data.shuffle
-        source = config.data.prompt_source(rows, model, config.seed, shuffle=shuffle, pool=pool)
-        notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
-        notes += _few_questions(config, rows)
-        answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
+        source = _training_prompts(config, rows, model, notes)
         trials = trial_prompts(source)
+        prompts["task"] = trials
         notes += text_notes(config, model, trials)
+        answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
         scored += scored_rows(sources["task"], config.reward, answers, trials)
+    sets = dict[str, HeldOutSet]()
     for path, spec in config.eval.all_sets.items():
-        questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
-        notes += _too_long(questions)
-        notes += key_notes(f"{path}.task", rows_of[f"{path}.task"], model.tokenizer, config.data.template_arguments)
-        groups = spec.groups(config.seed)
-        of_set = sources[f"{path}.task"]
-        if spec.reward:
-            of_set = [replace(source, reward=(), reward_path="") for source in of_set]
-        sampled = sampling_by_source(of_set, groups.sampling, evaluates=True)
-        groups = replace(groups, sampling_by_prompt=sampled)
-        held_out_set = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name, of_set)
-        held_out.append(held_out_set)
-        answers = ReferenceAnswers(name=f"{path}.task", rows=held_out_set.rows, count=held_out_set.count)
+        place = f"{path}.task"
+        held_out = _held_out_set(config, spec, rows_of[place], place, sources[place], model, notes)
+        sets[place] = held_out
+        prompts[place] = held_out.prompts
+        answers = ReferenceAnswers(name=place, rows=held_out.rows, count=held_out.count)
         rewards = spec.reward or config.reward
-        scored += scored_rows(of_set, rewards, answers, held_out_set.prompts)
+        scored += scored_rows(held_out.sources, rewards, answers, held_out.prompts)
     notes += _check_rewards(config, scored, model.tokenizer)
-    paths = [f"{path}.task" for path in config.eval.all_sets]
-    prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
-    prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
     worlds = _worlds(config, sources, prompts, model, notes)
-    held_out = [
-        replace(each, worlds=worlds_of(sources[path], worlds)) for path, each in zip(paths, held_out, strict=True)
-    ]
     chosen = []
     if config.episode.tool_format == AUTO and any(each.tool_format for each in worlds.values()):
         chosen.append(tool_format_outcome(model.tokenizer, config.data.template_arguments))
-    notes = list(dict.fromkeys(notes))  # rewards and environments may have the same
     return RunData(
         source=source,
-        held_out=held_out,
+        held_out=[replace(each, worlds=worlds_of(sources[place], worlds)) for place, each in sets.items()],
         engines=engines,
-        notes=notes,
+        notes=list(dict.fromkeys(notes)),  # rewards and environments may have the same
         sources=sources.get("task", ()),
         worlds=worlds_of(sources.get("task", ()), worlds),
         images=model.images,
         chosen=chosen,
     )
+
+
+def _training_prompts(config: RunConfig, rows: Rows, model: UnloadedModel, notes: list[str]) -> PromptSource:
+    """The prompts that the run trains on; `notes` receives warnings."""
+    data = config.data
+    notes += data.template_notes(model, rows, config.sampling.stop)
+    pool = config.algorithm.question_pool
+    source = data.prompt_source(rows, model, config.seed, shuffle=data.shuffle, pool=pool)
+    notes += _too_long(source)
+    notes += key_notes("task", rows, model.tokenizer, data.template_arguments)
+    notes += _few_questions(config, rows)
+    return source
+
+
+def _held_out_set(
+    config: RunConfig,
+    spec: EvalSetConfig,
+    rows: Rows,
+    place: str,
+    sources: Sequence[TaskSource],
+    model: UnloadedModel,
+    notes: list[str],
+) -> HeldOutSet:
+    """A held-out set, whose task is at `place` in the config; `notes` receives warnings."""
+    questions = config.data.prompt_source(rows, model, config.seed)
+    notes += _too_long(questions)
+    notes += key_notes(place, rows, model.tokenizer, config.data.template_arguments)
+    if spec.reward:  # in place of those of its sources
+        sources = [replace(source, reward=(), reward_path="") for source in sources]
+    groups = spec.groups(config.seed)
+    sampled = sampling_by_source(sources, groups.sampling, evaluates=True)
+    groups = replace(groups, sampling_by_prompt=sampled)
+    return HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name, sources)
+
+
+def close_worlds(worlds: Mapping[str, World | AgentWorld]) -> None:
+    """Stop the processes that were started for tasks."""
+    for world in worlds.values():
+        world.close()
 
 
 def _worlds(
@@ -169,8 +202,9 @@ def _worlds(
     if not played:
         return {}
     play = replace(Play.of(config), own=own_limits(config))
-    of_paths = {path: each.play for path, (each, _) in played.items()}
-    worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
+    of_paths = {path: source.play for path, (source, _) in played.items()}
+    asked = {path: of_source for path, (_, of_source) in played.items()}
+    worlds = make_worlds(of_paths, asked, model, play, notes)
     world = worlds.get("task")
     if not isinstance(world, AgentWorld):
         return worlds
@@ -182,8 +216,7 @@ def _worlds(
             with within("task"):
                 world.listen()
     except BaseException:
-        for each in worlds.values():
-            each.close()
+        close_worlds(worlds)
         raise
     return worlds
 
@@ -226,7 +259,8 @@ def scored_rows(
 
 def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
     """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
-    notes, several = list[str](), dict[int, list[ScoredRows]]()
+    notes = list[str]()
+    several = dict[int, list[ScoredRows]]()
     for rows in scored:
         several.setdefault(id(rows.rewards), []).append(rows)
     for same in several.values():
@@ -250,7 +284,8 @@ def trial_prompts(source: PromptSource) -> list[Prompt]:
     rows: Sequence[int] = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
     if isinstance(source.rows, MappedRows) and source.rows.sources is not None:
         rows = first_of_each(source.rows.sources, PROMPTS)
-    return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
+    prompts = [source.prompt(row, uid=row) for row in rows]
+    return [prompt for prompt in prompts if prompt is not None]
 
 
 def _too_long(source: PromptSource) -> list[str]:
@@ -275,7 +310,6 @@ def _checked_teacher(config: RunConfig, model: UnloadedModel) -> UnloadedModel |
         config.critic.check_model(model)
     if config.algorithm.distillation is None:
         return None
-
     return unloaded_teacher(config.algorithm.distillation, model)
 
 
@@ -290,11 +324,13 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
     remedy = "use a teacher of the student's family: they are compared token by token"
     with within("algorithm.distillation"):
         teacher = read_auxiliary_model(student, path, None, "path", remedy)
-        families = student.config.model_type, teacher.config.model_type
-        alike = student.images is None or families[0] == families[1]
-        require(alike, "path", path, f"is a {families[1]}, and a {families[0]} is shown images", remedy=remedy)
+        family = student.config.model_type
+        other = teacher.config.model_type
+        alike = student.images is None or family == other
+        require(alike, "path", path, f"is a {other}, and a {family} is shown images", remedy=remedy)
         for name in ("bos_token_id", "eos_token_id"):
-            ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
+            ours = getattr(student.tokenizer, name, None)
+            theirs = getattr(teacher.tokenizer, name, None)
             require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)
         bound = f"reads at most {teacher.context} tokens, and prompt and completion may have {student.context}"
         remedy = f"set model.max_length={teacher.context}"
@@ -317,12 +353,13 @@ def _within_servers(config: RunConfig, model: UnloadedModel) -> tuple[UnloadedMo
         return model, []
     algorithm = config.algorithm
     needs = rollout_needs(config, model)
-    distillation = algorithm.distillation
-    specs: dict[str, Any] = {
-        "engine": placed_engine(config.engine) if needs.samplings and not starts_later(config.placement) else None,
-        REFERENCE: algorithm.reference_engine if algorithm.needs_reference else None,
-        TEACHER: None if distillation is None else distillation.engine,
-    }
+    specs: dict[str, Any] = {"engine": None, REFERENCE: None, TEACHER: None}
+    if needs.samplings and not starts_later(config.placement):
+        specs["engine"] = placed_engine(config.engine)
+    if algorithm.needs_reference:
+        specs[REFERENCE] = algorithm.reference_engine
+    if algorithm.distillation is not None:
+        specs[TEACHER] = algorithm.distillation.engine
     bounded, notes = within_servers(model, specs)
     longest = max((sampling.max_tokens for sampling in needs.samplings), default=0)
     if notes and longest >= bounded.context:
@@ -359,34 +396,41 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
     algorithm = config.algorithm
     placement = config.placement
     replayed = config.replayed is not None
+    samplings = list[Sampling]()
+    if not replayed:
+        samplings += [config.sampling, *sampling_settings(config).values()]
+        if needs_baseline(algorithm.advantage):
+            samplings.append(greedy(config.sampling))
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
-    held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
-    if needs_baseline(algorithm.advantage) and not replayed:
-        baseline = [greedy(config.sampling)]
-    else:
-        baseline = []
-    if replayed:
-        training = []
-    else:
-        training = [config.sampling, *sampling_settings(config).values()]
-    for source in (source for sources in sources_in(config).values() for source in sources):
-        held_out += [sampling_of(source, sampling, evaluates=True) for sampling in tuple(held_out)]
-    caches_next = algorithm.proximal == "next" and not replayed
+    unread: frozenset[LogProbName] = frozenset()
+    score_temperatures: tuple[float, ...] = ()
+    if algorithm.proximal == "next" and algorithm.next_from == "engine" and not replayed:
+        score_temperatures = (config.sampling.temperature,)
+    colocated = isinstance(placement, RayPlacement) and placement.colocate
     return EngineRequirements(
         model=model,
         compute_dtype=config.model.compute_dtype,
         training=None if replayed else config.sampling,
-        samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
-        log_probs=behavior if algorithm.reads_behavior else frozenset(),
-        measured=behavior if algorithm.mismatch.measure else frozenset(),
+        samplings=tuple(dict.fromkeys([*samplings, *_held_out_samplings(config)])),
+        log_probs=behavior if algorithm.reads_behavior else unread,
+        measured=behavior if algorithm.mismatch.measure else unread,
         publishes=True,
         overlaps=config.runtime.overlaps,
-        sleeps=bool(isinstance(placement, RayPlacement) and placement.colocate and placement.gpus_per_rank),
-        score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
+        sleeps=bool(colocated and placement.gpus_per_rank),
+        score_temperatures=score_temperatures,
         sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
         corrected=bool(algorithm.correction),
         adapter_rank=config.model.adapter_rank,
     )
+
+
+def _held_out_samplings(config: RunConfig) -> list[Sampling]:
+    """The sampling of the held-out sets, and with it that of each source of a mix."""
+    samplings = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
+    for sources in sources_in(config).values():
+        for source in sources:
+            samplings += [sampling_of(source, sampling, evaluates=True) for sampling in tuple(samplings)]
+    return samplings
 
 
 def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temperature: float) -> EngineRequirements:
@@ -403,4 +447,9 @@ def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temp
 
 def _engine_notes(engines: dict[str, EngineSelection], *, later: bool) -> list[str]:
     """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
-    return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]
+    notes = list[str]()
+    for path, choice in engines.items():
+        if path == "engine" and later:
+            continue
+        notes += choice.check()
+    return notes

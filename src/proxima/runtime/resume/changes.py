@@ -82,37 +82,45 @@ def check_resume(journal: Journal, config: RunConfig | OfflineConfig, *, accept:
     refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
     if refused:
         raise FieldErrors(*refusals(journal, refused))
-    changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
-    return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
+    return [Change(field=path, before=_or_none(was), now=_or_none(new)) for path, was, new in differing]
+
+
+def _or_none(value: Any) -> Any:
+    """A value as the journal keeps it."""
+    return None if value is ABSENT else value
 
 
 def record_changes(journal: Journal, config: RunConfig | OfflineConfig, changes: Sequence[Change]) -> None:
     """Continue with another config from here on, and record the former one."""
-    if changes:
-        entry = {"step": journal.step, "changes": list(changes)}
-        entries = journal.get("changes") or []
-        if entries[-1:] != [entry]:  # a kill may have come between the two
-            journal.set("changes", [*entries, entry])
-        journal.set("config", compared(flat_values(config), Purpose.RESUME))
+    if not changes:
+        return
+    entry = {"step": journal.step, "changes": list(changes)}
+    entries = journal.get("changes") or []
+    if entries[-1:] != [entry]:  # a kill may have come between the two
+        journal.set("changes", [*entries, entry])
+    journal.set("config", compared(flat_values(config), Purpose.RESUME))
 
 
 def change_notes(journal: Journal) -> list[str]:
     """A warning for each resume with changes, so that the run is not taken for an uninterrupted one."""
 
-    def shown(change: Change) -> str:
-        return f"{change['field']}={in_one_line(change['now'])} (was {in_one_line(change['before'])})"
+    notes = []
+    for entry in journal.get("changes") or ():
+        settings = ", ".join(map(_shown, entry["changes"]))
+        lead = f"resumed after step {entry['step']} with other settings"
+        notes.append(f"{lead}: {settings}; the steps before were made with the former")
+    return notes
 
-    return [
-        f"resumed after step {entry['step']} with other settings: "
-        f"{', '.join(map(shown, entry['changes']))}; the steps before were made with the former"
-        for entry in journal.get("changes") or ()
-    ]
+
+def _shown(change: Change) -> str:
+    return f"{change['field']}={in_one_line(change['now'])} (was {in_one_line(change['before'])})"
 
 
 def start_notes(journal: Journal, config: RunConfig | OfflineConfig, steps: int) -> list[str]:
     """Warnings about what has changed since a run of that many steps began."""
     schedule = schedule_note(journal, config.train.schedule, steps)
-    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, config)) if note]
+    notes = [*change_notes(journal), schedule, numerics_note(journal, config)]
+    return [note for note in notes if note]
 
 
 def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:
@@ -138,24 +146,36 @@ def _on_cpu(values: Mapping[str, Any]) -> bool:
 def numerics_note(journal: Journal, config: Any) -> str | None:
     """A warning if settings or versions that change the last bits of the numbers differ from those in the journal."""
     values = flat_values(config)
-    now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
+    now = _numerics(values)
+    unnamed = {name: now.get(name) for name in ("compiler", "processor")}  # older journals don't name these
+    before = unnamed | (journal.get("numerics") or now)
+    journal.set("numerics", now)
+    changed = []
+    for name, value in now.items():
+        if before.get(name) != value:
+            changed.append(f"{name}={value} (was {before.get(name)})")
+    if not changed:
+        return None
+    differs = "differs in the last bits from one that was never interrupted"
+    effect = f"the run continues, but {differs}"
+    if before["processor"] != now["processor"]:
+        dtypes = " and ".join(f"{path}={values[path]}" for path in DTYPES if path in values)
+        effect = f"the run keeps {dtypes}, continues, but {differs}"
+    return f"{', '.join(changed)}: {effect}"
+
+
+def _numerics(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings and versions that change the last bits; `values` are those of the config."""
+    now = {name: values[name] for name in LAST_BITS if name in values}
+    now["runtime.threads"] = torch.get_num_threads()
     if "model.log_prob_chunk" in now and now["model.log_prob_chunk"] is None:
         now["model.log_prob_chunk"] = ROWS_ON_CPU if _on_cpu(values) else "by the GPU's memory"
-    now |= {name: package_version(name) for name in ("torch", "transformers")}
+    for name in ("torch", "transformers"):
+        now[name] = package_version(name)
     if "bfloat16" in map(values.get, DTYPES) and not torch.cuda.is_available():
         now["compiler"] = " ".join(compiler()) or None
     now["processor"] = device_kind(str(values.get("model.device", "auto")))
-    unnamed = {name: now.get(name) for name in ("compiler", "processor")}  # older journals don't name these
-    before = {**unnamed, **(journal.get("numerics") or now)}
-    journal.set("numerics", now)
-    changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
-    effect = "the run continues, but differs in the last bits from one that was never interrupted"
-    if before["processor"] != now["processor"]:
-        dtypes = [f"{path}={values[path]}" for path in DTYPES if path in values]
-        effect = f"the run keeps {' and '.join(dtypes)}, {effect.removeprefix('the run ')}"
-    if changed:
-        return f"{', '.join(changed)}: {effect}"
-    return None
+    return now
 
 
 # ---- the content of the inputs ---------------------------------------------------------------------------------------
@@ -173,7 +193,8 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
     if before is None:
         journal.set("inputs", dict(now))
         return []
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    names = {**before, **now}
+    changed = [name for name in names if before.get(name) != now.get(name)]
     acceptable = [name for name in changed if is_reward(name) or ".environment: " in name]
     accepted = acceptable if accept else []
     differing = [name for name in changed if name not in accepted]
@@ -201,7 +222,10 @@ def input_hashes(
     distillation = config.algorithm.distillation
     if distillation is not None:
         named |= _hashes("algorithm.distillation.path", distillation.path)
-    named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
+    if isinstance(source, PromptSource):
+        named["task: its rows"] = rows_sha(source.rows)
+    else:
+        named |= source.hashes
     named |= _reward_hashes("reward", config.reward)
     for sources in sources_in(config).values():
         for part in sources:
@@ -212,10 +236,7 @@ def input_hashes(
         if is_played(task):
             named |= environment_hashes(path, play_of(task))
     for questions in held_out:
-        if questions.name:
-            name = f"eval.sets {questions.name}"
-        else:
-            name = "eval.task"
+        name = f"eval.sets {questions.name}" if questions.name else "eval.task"
         named[f"{name}: its rows"] = rows_sha(questions.rows)
     return named
 
@@ -235,7 +256,10 @@ def _hashes(field: str, path: str, revision: str | None = None, files: Any = mod
         FieldError: the model is in a checkpoint of another run, and differs from what was written.
     """
     place = Path(path).expanduser()
-    if read_checkpoint(place.parent) is not None and (why := damage(place.parent, place.name)) is not None:
+    why = None
+    if read_checkpoint(place.parent) is not None:
+        why = damage(place.parent, place.name)
+    if why is not None:
         remedy = "restore the file from a copy; if you changed it, copy the model out of its checkpoint"
         raise FieldError(field, path, f"differs from what the run wrote: {why}", remedy=remedy)
     return {f"{field}: {name}": value for name, value in files(path, revision).items()}
@@ -258,9 +282,8 @@ def _reward_file(reward: Any) -> Path | None:
         return Path(reward.file)
     module = type(reward).__module__
     if module.startswith("proxima."):
-        source = None
-    else:
-        source = getattr(sys.modules.get(module), "__file__", None)
+        return None
+    source = getattr(sys.modules.get(module), "__file__", None)
     return None if source is None else Path(source)
 
 
@@ -268,35 +291,35 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
     """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and what its
     kind says it plays with, such as the image of its container or the version of a library elsewhere."""
     given = play.environment
-    if isinstance(given, Mapping):
-        arguments = dict(given)
-    else:
-        arguments = {"kind": given}
+    arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
     kind = arguments.pop("kind", None)
     references = [ENVIRONMENTS.references.get(str(kind), str(kind)), *play.tools]
     named: dict[str, str] = {}
     for reference in references:
         module, colon, _ = reference.partition(":")
-        if colon and not module.startswith("proxima") and (file := user_module_file(module)) is not None:
+        if not colon or module.startswith("proxima"):
+            continue
+        file = user_module_file(module)
+        if file is not None:
             named[file.name] = file_sha256(file)
-    named |= getattr(asked_kind(kind, arguments), "inputs", dict)()
+    inputs = getattr(asked_kind(kind, arguments), "inputs", dict)
+    named |= inputs()
     return {f"{path}.environment: {name}": value for name, value in named.items()}
 
 
 def rows_sha(rows: Rows) -> str:
     """SHA-256 of the rows of a task; of a large task, an evenly spaced sample is hashed."""
     count = len(rows)
-    numbers: Iterable[int]
-    if count <= ROWS_READ:
-        numbers = range(count)
-    else:
-        numbers = (i * count // ROWS_READ for i in range(ROWS_READ))
+    numbers: Iterable[int] = range(count)
+    if count > ROWS_READ:
+        numbers = [i * count // ROWS_READ for i in range(ROWS_READ)]
     digest = sha256(str(count).encode())
     for number in numbers:
         try:
             row = rows[number]
             content = [row.messages, row.answer, row.metadata, *map(image_sha, row.images)]
-            content += [row.arguments] if row.arguments else []
+            if row.arguments:
+                content.append(row.arguments)
         except EmptyPromptError as error:  # skipped by the run
             content = [error.field, error.value]
         digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
@@ -324,7 +347,8 @@ def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], ro
 
 def date_of_run(folder: RunFolder) -> str | None:
     """The date of the run in a folder, which the chat template reads; None if it has none, or there is no run."""
-    date = (written_config(folder).get("data") or {}).get("template_date")
+    data = written_config(folder).get("data") or {}
+    date = data.get("template_date")
     return None if date is None else str(date)
 
 
@@ -342,7 +366,9 @@ def dtypes_of_run(config: Any, folder: RunFolder | None) -> list[Outcome]:
     outcomes = []
     for outcome in dtype_outcomes(config):
         value = kept.get(outcome.path)
-        outcomes.append(outcome if value is None else Outcome(outcome.path, value, KEPT))
+        if value is not None:
+            outcome = Outcome(outcome.path, value, KEPT)
+        outcomes.append(outcome)
     return outcomes
 
 
@@ -350,6 +376,5 @@ def written_config(folder: RunFolder) -> Mapping[str, Any]:
     """The config.yaml of the run in a folder; empty if there is no run."""
     if not folder.config.is_file():
         return {}
-
     written: Any = read_yaml(folder.config).to_python()
     return written or {}

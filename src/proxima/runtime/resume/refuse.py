@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
-from proxima.config.families import TRAIN, family_of_config
+from proxima.config.families import TRAIN, Family, family_of_config
 from proxima.config.outcomes import settled_as
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
@@ -33,11 +33,11 @@ def refusals(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> lis
     """The errors for the fields that differ: path, value before, value now. Another algorithm is one error."""
     loss = [field for field in differing if field[0].startswith("algorithm.")]
     other = [field for field in differing if field not in loss]
+    errors = list[FieldError]()
     if any(path == "algorithm.surrogate.kind" for path, *_ in loss):
-        errors = [_other_algorithm(journal, loss)]
+        errors.append(_other_algorithm(journal, loss))
     else:
-        errors = []
-        other = [*differing]
+        other = list(differing)
     errors += [_refusal(journal, *field) for field in other]
     for error, following in pairwise(errors):
         if error.remedy == following.remedy:  # said once, by the last of them
@@ -48,25 +48,31 @@ def refusals(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> lis
 def _other_algorithm(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> FieldError:
     (path, was, now) = next(field for field in differing if field[0] == "algorithm.surrogate.kind")
     names = [name.removeprefix("algorithm.") for name, *_ in differing if name != path]
+    others = ""
     if names:
-        others = f", and {len(names)} more fields differ ({', '.join(names[:3])}{', …' * (len(names) > 3)})"
-    else:
-        others = ""
+        shown = ", ".join(names[:3])
+        if len(names) > 3:
+            shown = f"{shown}, …"
+        others = f", and {len(names)} more fields differ ({shown})"
     run = f"with which the run in {journal.path.parent} was started"
     reason = f"differs from {was!r}, {run}: it is another algorithm{others}"
     return FieldError(path, None if now is ABSENT else now, reason, remedy=_remedy(path))
 
 
 def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
-    if was is ABSENT:
-        shown = "a config without it"
-    else:
-        shown = repr(was)
+    shown = "a config without it" if was is ABSENT else repr(was)
     reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
     if not may_differ(path, Purpose.CHANGE):
-        section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
-        reason += f", and {BOUND[section]}"
+        reason += f", and {_bound(path)}"
     return FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=_remedy(path))
+
+
+def _bound(path: str) -> str:
+    """Why not even a user who accepts it may change this field."""
+    for section, reason in BOUND.items():
+        if path == section or path.startswith(f"{section}."):
+            return reason
+    return BOUND[""]
 
 
 def _remedy(path: str) -> str:
@@ -85,23 +91,33 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     before = resolve(folder, root=None)
     own_settings = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
     was = family_of_config(before.config)
-    if was is not (now := family_of_config(resolved.config)):
-        kinds = ["RL" if family in (None, TRAIN) else family.name for family in (was, now)]
-        raise UserError(
-            f"the run in {folder} is {kinds[0]}, the recipe {kinds[1]}", remedy=f"{own_settings}, or set another folder"
-        )
+    now = family_of_config(resolved.config)
+    if was is not now:
+        reason = f"the run in {folder} is {_family_name(was)}, the recipe {_family_name(now)}"
+        raise UserError(reason, remedy=f"{own_settings}, or set another folder")
+    dropped = _dropped_settings(before, resolved)
+    if dropped:
+        remedy = f"{own_settings}, or write what is to change as overrides"
+        raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)
+
+
+def _family_name(family: Family | None) -> str:
+    return "RL" if family in (None, TRAIN) else family.name
+
+
+def _dropped_settings(before: Resolved[Any], resolved: Resolved[Any]) -> list[str]:
+    """The settings of the run that a resume by the recipe would drop, with the values that they would have."""
     sources = {entry.path: entry.where for entry in resolved.entries}
     config = settled_as(resolved.config, before.config)
     changes = list(differences(flat_values(before.config), flat_values(config), Purpose.RERUN))
     changed = {path for path, _, _ in changes}
-    dropped = [
-        f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
-        for path, was, now in changes
-        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
-    ]
-    if dropped:
-        remedy = f"{own_settings}, or write what is to change as overrides"
-        raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)
+    dropped = []
+    for path, was, now in changes:
+        if now is ABSENT or not may_differ(path, Purpose.RESUME) or _written_now(path, was, sources, changed):
+            continue
+        shown = "absent" if was is ABSENT else in_one_line(was)
+        dropped.append(f"{path}={shown} (now {in_one_line(resolved.entry(path).value)})")
+    return dropped
 
 
 def _written_now(path: str, was: Any, sources: Mapping[str, str], changed: Collection[str]) -> bool:

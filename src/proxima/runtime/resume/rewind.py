@@ -55,7 +55,9 @@ def check_journal(journal: RestoredJournal) -> None:
     """
     damaged = journal.damage()
     if damaged:
-        parts = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        parts = ", ".join(damaged[:3])
+        if len(damaged) > 3:
+            parts = f"{parts} and {len(damaged) - 3} more"
         raise UserError(f"{journal.path} is damaged ({parts}): its content is not what was written", remedy=MOVE_AWAY)
 
 
@@ -67,18 +69,16 @@ def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) 
         _restore_steps(journal, folder, checkpoint, observer)
     last = journal.step
     journal.rewind(step)
-    journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in journal.get("changes") or ()])
-    steps = [*journal.history()][::-1]
-    journal.set("evaluations", rewind_folder(folder, step, steps, journal.get("evaluations") or ()))
+    changes = journal.get("changes") or ()
+    journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in changes])
+    steps = list(reversed(list(journal.history())))
+    evaluations = rewind_folder(folder, step, steps, journal.get("evaluations") or ())
+    journal.set("evaluations", evaluations)
     if step < last:
+        place = "the start, because no checkpoint exists"
         if checkpoint:
             place = f"the checkpoint of step {step}"
-        else:
-            place = "the start, because no checkpoint exists"
-        if last - step == 1:
-            repeated = "1 finished step is"
-        else:
-            repeated = f"{last - step} finished steps are"
+        repeated = "1 finished step is" if last - step == 1 else f"{last - step} finished steps are"
         observer.warning(f"resuming from {place}: {repeated} repeated; see checkpoint.every")
     return checkpoint
 
@@ -113,23 +113,35 @@ def rewind_folder(
 
     Returns: the evaluations that are left.
     """
+
+    def stays(of_step: int) -> bool:
+        return step > 0 and of_step <= step
+
     folder.ended = {}
     with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged one is worth nothing
         ended = load_json(folder.summary.read_text(encoding="utf-8"))
         ended["seconds"] = float(ended["seconds"])
-        folder.ended = ended if 0 < step == ended["steps"] else {}
-        earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+        if 0 < step == ended["steps"]:
+            folder.ended = ended
+        earlier = [warning for warning in ended.get("warnings", ()) if stays(warning["step"])]
         folder.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
-    evaluated = [*(r for r in folder.read_metrics() if r["kind"] == "eval"), *evaluations]
-    evals = list({r["step"]: r for r in evaluated if 0 < step >= r["step"]}.values())
-    records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
-    write_atomic(folder.metrics, "".join(dumps(r) + "\n" for r in records))
+    written = [record for record in folder.read_metrics() if record["kind"] == "eval"]
+    by_step = {record["step"]: record for record in (*written, *evaluations) if stays(record["step"])}
+    evals = list(by_step.values())
+    records = sorted((*steps, *evals), key=_place)
+    lines = [f"{dumps(record)}\n" for record in records]
+    write_atomic(folder.metrics, "".join(lines))
     rewind_timeline(folder.timeline, folder.elapsed())
     for place in (folder.rollouts, folder.evals):
         for file in place.glob("*.parquet"):
             number = file.stem.partition("-")[0]
-            if number.isdecimal() and not 0 < step >= int(number):
+            if number.isdecimal() and not stays(int(number)):
                 file.unlink()
     if not folder.ended:  # else they are still true, until the run goes on
         folder.remove_outcome()
     return evals
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, bool]:
+    """A step comes before its evaluation."""
+    return record["step"], record["kind"] == "eval"

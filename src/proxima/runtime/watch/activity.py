@@ -7,12 +7,13 @@ import heapq
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from proxima.data.episode import EpisodeLife
 from proxima.data.flow import prompt_name
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
+from proxima.runtime.watch.timeline import ENGINE, EPISODES, PROMPTS, REWARDS, TRAINER, Lane, Timeline
 
 
 @dataclass
@@ -92,10 +93,7 @@ class Activity:
         """Note that the engine gets these prompts next."""
         at = self.moved()
         for uid in uids:
-            if self._free:
-                lane = heapq.heappop(self._free)
-            else:
-                lane = len(self._lives) + 1
+            lane = heapq.heappop(self._free) if self._free else len(self._lives) + 1
             self._lives[uid] = PromptLife(lane, at)
             self.generating[uid] = at
         self._changed(at)
@@ -104,16 +102,18 @@ class Activity:
         """Note that all completions of the prompt have arrived."""
         at = self.moved()
         if self.generating.pop(uid, None) is not None:
-            self._lives[uid].generated = self.scoring[uid] = at
+            self._lives[uid].generated = at
+            self.scoring[uid] = at
             self._changed(at)
 
     def scored(self, uid: int) -> None:
         """The scores are final: the group waits for its step. A prompt that was not enqueued came from elsewhere."""
         if uid not in self._lives:
             self.enqueued([uid])
-        self._lives[uid].scored = at = self.moved()
-        for waiting in (self.generating, self.scoring):
-            waiting.pop(uid, None)
+        at = self.moved()
+        self._lives[uid].scored = at
+        self.generating.pop(uid, None)
+        self.scoring.pop(uid, None)
         self._changed(at)
 
     def taken(self, uids: Iterable[int]) -> None:
@@ -133,19 +133,25 @@ class Activity:
             write_episode(self.timeline, life, self._start, self._episode_lanes)
 
     def _changed(self, at: float) -> None:
-        for lane, name, waiting in ((ENGINE, "generating", self.generating), (REWARDS, "scoring", self.scoring)):
-            if waiting:
-                self._busy_since.setdefault(lane, at)
-            elif (since := self._busy_since.pop(lane, None)) is not None:
-                self.timeline.span(name, since, at, lane)
+        self._mark_busy(ENGINE, "generating", at, busy=bool(self.generating))
+        self._mark_busy(REWARDS, "scoring", at, busy=bool(self.scoring))
         running = len(self.generating) + len(self.scoring)
         counted = {"running": running, "queue": len(self._lives) - running}
         if counted != self._counted and self.timeline.has_room(at):
             self._counted = counted
             self.timeline.count("prompts", at, **counted)
 
+    def _mark_busy(self, lane: Lane, name: str, at: float, *, busy: bool) -> None:
+        """Begin or end the span of something that works now and then."""
+        if busy:
+            self._busy_since.setdefault(lane, at)
+            return
+        since = self._busy_since.pop(lane, None)
+        if since is not None:
+            self.timeline.span(name, since, at, lane)
+
     def _write(self, uid: int, life: PromptLife, end: float) -> None:
-        lane = Lane(2, life.lane)
+        lane = Lane(PROMPTS, life.lane)
         self.timeline.span(prompt_name(uid), life.enqueued, end, lane, prompt=uid)
         begin = life.enqueued
         for name, until in (("generating", life.generated), ("scoring", life.scored), ("queued", end)):
@@ -161,19 +167,24 @@ def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: li
     Args:
         lanes: until when each lane has an episode, in seconds of the run; the first one that is free gets this one.
     """
-    begin, end = life.begin - start, life.end - start
+    begin = life.begin - start
+    end = life.end - start
     number = next((i for i, until in enumerate(lanes) if until <= begin), len(lanes))
     lanes[number : number + 1] = [end]
     lane = Lane(EPISODES, number + 1)
     facts = {"prompt": life.uid, "sample": life.sample}
     timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
-    turns = [(*moments, "turn", {"turn": turn}) for turn, moments in enumerate(sorted(life.turns))]
-    queues: list[tuple[float, float, str, dict[str, int]]] = [
-        (*moments, "queued", {}) for moments in life.queued if moments[1] > moments[0]
-    ]
+    parts = list[tuple[float, float, str, dict[str, int]]]()
+    for turn, (first, last) in enumerate(sorted(life.turns)):
+        parts.append((first, last, "turn", {"turn": turn}))
+    for first, last in life.queued:
+        if last > first:
+            parts.append((first, last, "queued", {}))
     at = begin
-    for waited, ended, name, more in sorted(turns + queues, key=lambda wait: wait[:2]):
-        waits, ends = (max(at, moment - start) for moment in (waited, ended))  # agents may request several at once
+    for first, last, name, more in sorted(parts, key=itemgetter(0, 1)):
+        # agents may request several at once
+        waits = max(at, first - start)
+        ends = max(at, last - start)
         if waits > at:
             timeline.span("environment", at, waits, lane, **facts)
         timeline.span(name, waits, ends, lane, **facts, **more)

@@ -97,7 +97,8 @@ class WarningList:
     def add(self, text: str, step: int, times: int = 1, last: int | None = None) -> None:
         """The first `MOST` are kept; a later one of the same kind counts up `times`."""
         kind = warning_kind(text)
-        last = step if last is None else last
+        if last is None:
+            last = step
         record = self._records.get(kind)
         if record:
             record |= {"last": max(record["last"], last), "times": record["times"] + times}
@@ -122,7 +123,10 @@ class Tee(Observer):
         self._observers = list(observers)
 
     def ending(self) -> Mapping[str, str]:
-        return {name: link for links in self._tell("ending") for name, link in links.items()}
+        every = dict[str, str]()
+        for links in self._tell("ending"):
+            every |= links
+        return every
 
     def _tell(self, event: str, *facts: Any) -> list[Any]:
         """Notify all, and return their answers."""
@@ -132,10 +136,8 @@ class Tee(Observer):
                 answers.append(getattr(observer, event)(*facts))
             except Exception as error:
                 self._observers.remove(observer)
-                name = type(observer).__name__
-                self.warning(
-                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
-                )
+                failure = f"{type(observer).__name__} failed in {event} ({type(error).__name__}: {error})"
+                self.warning(f"{failure} and is disabled; the run continues")
         return answers
 
 

@@ -65,7 +65,8 @@ class StallWatch:
             health = await asyncio.wait_for(self.generator.engine.health(), min(PATIENCE, self.interval))
         except Exception:  # whatever it is, it is no answer
             return
-        self.health, self.answered_at = health, self.activity.now()
+        self.health = health
+        self.answered_at = self.activity.now()
         self.on_health(health)
         if health.tokens is not None:
             if self.tokens not in (None, health.tokens):
@@ -75,21 +76,21 @@ class StallWatch:
 
 def stall_report(watch: StallWatch, still: float) -> str:
     """The warning of a stalled run: for how long, and what it waits for."""
-    token = "no token and " if watch.tokens is not None else ""
-    waits = [*_rewards(watch), *_engine(watch), *_work(watch), *_ranks(watch)] or [
-        "groups, but none is being generated"
-    ]
-    return f"{token}no finished stage for {_duration(still)}: {_stage(watch)} waits for {'; '.join(waits)}"
+    waits = [*_rewards(watch), *_engine(watch), *_work(watch), *_ranks(watch)]
+    awaited = "; ".join(waits) or "groups, but none is being generated"
+    missing = "no finished stage"
+    if watch.tokens is not None:
+        missing = "no token and no finished stage"
+    return f"{missing} for {_duration(still)}: {_stage(watch)} waits for {awaited}"
 
 
 def _stage(watch: StallWatch) -> str:
     stages = watch.activity.stages
-    step = next((stage.facts["step"] for stage in stages if "step" in stage.facts), None)
+    steps = [stage.facts["step"] for stage in stages if "step" in stage.facts]
+    if not steps:
+        return "the run"
     where = {"evaluate": "the evaluation after ", "checkpoint": "the checkpoint of "}
-    name = where.get(stages[-1].name, "") if stages else ""
-    if step is not None:
-        return f"{name}step {step}"
-    return "the run"
+    return f"{where.get(stages[-1].name, '')}step {steps[0]}"
 
 
 def _rewards(watch: StallWatch) -> list[str]:
@@ -102,9 +103,11 @@ def _rewards(watch: StallWatch) -> list[str]:
     for label, uids in watch.generator.rewards.awaited.items():
         waiting = {uid: now - scoring.get(uid, now) for uid in uids}
         if waiting:
+            text = f"the reward `{label}` of {_prompts(waiting)}"
             longest = max(waiting.values())
-            since = f" since {_duration(longest)}" if longest else ""
-            pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
+            if longest:
+                text = f"{text} since {_duration(longest)}"
+            pending.append(text)
     return pending
 
 
@@ -114,24 +117,21 @@ def _engine(watch: StallWatch) -> list[str]:
     asked = {stage.name for stage in watch.activity.stages} & {"evaluate", "publish"}
     if watch.generator is None or not (generating or asked):
         return []
-    if generating:
-        what = f"{_prompts(generating)} in the engine"
-    else:
-        what = "the engine"
+    what = f"{_prompts(generating)} in the engine" if generating else "the engine"
     return [f"{what} ({_engine_health(watch)})"]
 
 
 def _engine_health(watch: StallWatch) -> str:
     health = watch.health
     silent = watch.activity.now() - watch.answered_at
+    parts = []
     if health is not None and health.detail.get("pid"):
-        parts = [f"process {health.detail['pid']}"]
-    else:
-        parts = []
+        parts.append(f"process {health.detail['pid']}")
     if health is None or silent > 2 * watch.interval:
         parts.append(f"no answer to a health check for {_duration(silent)}")
     else:
-        parts += [] if health.ok else ["not ready"]
+        if not health.ok:
+            parts.append("not ready")
         parts.append(f"{health.running} completions run and {health.waiting} wait")
         parts.append(f"last health check {_duration(silent)} ago")
     return ", ".join(parts)
@@ -144,21 +144,18 @@ def _work(watch: StallWatch) -> list[str]:
     stage = watch.activity.stages[-1]
     if stage.name in ("generate", "publish") or (stage.name == "evaluate" and watch.generator is not None):
         return []
-    if stage.done:
-        done = f"which has done {stage.done}"
-    else:
-        done = "progress unknown"
+    done = f"which has done {stage.done}" if stage.done else "progress unknown"
     lasted = _duration(watch.activity.now() - stage.since)
     return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
 
 
 def _ranks(watch: StallWatch) -> list[str]:
     """The rank that the others wait for."""
-    if watch.late is None:
-        late = None
-    else:
-        late = watch.late(time.monotonic())
-    return [] if late is None else [late[1]]
+    late = None if watch.late is None else watch.late(time.monotonic())
+    if late is None:
+        return []
+    _, sentence = late
+    return [sentence]
 
 
 def _prompts(waiting: Mapping[int, float]) -> str:
@@ -166,7 +163,9 @@ def _prompts(waiting: Mapping[int, float]) -> str:
     uids = sorted(waiting)
     if len(uids) == 1:
         return prompt_name(uids[0])
-    shown = ", ".join(map(str, uids[:NAMED])) + (" …" if len(uids) > NAMED else "")
+    shown = ", ".join(map(str, uids[:NAMED]))
+    if len(uids) > NAMED:
+        shown = f"{shown} …"
     return f"{len(uids)} prompts ({shown})"
 
 

@@ -37,7 +37,8 @@ class CoreShare:
     def add(self, running: float, waiting: float) -> str:
         """Add the seconds that the threads of a step ran, and waited for a core. Return a warning, or nothing."""
         self._recent.append((running, waiting))
-        waited, total = sum(wait for _, wait in self._recent), sum(map(sum, self._recent))
+        waited = sum(wait for _, wait in self._recent)
+        total = sum(running + wait for running, wait in self._recent)
         if self._warned or len(self._recent) < RECENT or total < LEAST_SECONDS or waited <= BUSY_SHARE * total:
             return ""
         self._warned = True
@@ -55,7 +56,9 @@ def why_untrained(record: Mapping[str, Any]) -> str:
         return "the gradient was 0: its examples teach nothing"
     if not record.get("tokens/trained"):
         mean = record.get("reward/mean")
-        return f"every advantage was 0{'' if mean is None else f' (mean reward {mean:.3g})'}; {VARIED}"
+        if mean is None:
+            return f"every advantage was 0; {VARIED}"
+        return f"every advantage was 0 (mean reward {mean:.3g}); {VARIED}"
     if (record.get("correction/rejected_fraction") or 0.0) >= 1.0:
         return "algorithm.correction rejected every token; widen its bounds, and look at mismatch/ in metrics.jsonl"
     if (record.get("masked_fraction") or 0.0) >= 1.0:
@@ -66,6 +69,7 @@ def why_untrained(record: Mapping[str, Any]) -> str:
 def _no_update(record: Mapping[str, Any]) -> str:
     if record.get("prompts_used"):
         return "only the critic was trained; lower critic.value_warmup_steps"
-    dropped = {key.removeprefix(DROPPED): count for key, count in record.items() if key.startswith(DROPPED)}
-    named = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+    named = ", ".join(
+        f"{count} {key.removeprefix(DROPPED)}" for key, count in record.items() if key.startswith(DROPPED)
+    )
     return f"nothing was left to train on ({named or 'no groups'}); the weights did not change"

@@ -25,9 +25,13 @@ class Lane(NamedTuple):
     thread: int
 
 
-PROMPTS, EPISODES = 2, 3
-PROCESSES = {1: "run", PROMPTS: "prompts", EPISODES: "episodes"}
-TRAINER, ENGINE, REWARDS = Lane(1, 1), Lane(1, 2), Lane(1, 3)
+RUN = 1
+PROMPTS = 2
+EPISODES = 3
+PROCESSES = {RUN: "run", PROMPTS: "prompts", EPISODES: "episodes"}
+TRAINER = Lane(RUN, 1)
+ENGINE = Lane(RUN, 2)
+REWARDS = Lane(RUN, 3)
 NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
 
 
@@ -47,7 +51,8 @@ class Timeline:
 
     def span(self, name: str, start: float, end: float, lane: Lane, **facts: Any) -> None:
         """Add an event from `start` to `end`, in seconds of the run. On a lane, spans nest or follow each other."""
-        first, last = _microseconds(start), _microseconds(end)
+        first = _microseconds(start)
+        last = _microseconds(end)
         self._name(lane)
         self._add({"name": name, "ph": "X", "ts": first, "dur": last - first} | _place(lane) | _args(facts))
 
@@ -57,7 +62,7 @@ class Timeline:
 
     def count(self, name: str, at: float, **values: int) -> None:
         """The values of counters from now on."""
-        self._add({"name": name, "ph": "C", "ts": _microseconds(at)} | _place(Lane(2, 0)) | {"args": values})
+        self._add({"name": name, "ph": "C", "ts": _microseconds(at)} | _place(Lane(PROMPTS, 0)) | {"args": values})
 
     def has_room(self, at: float) -> bool:
         """True if prompts are still written. The first time that they are not, a note goes to the file and a warning to
@@ -77,7 +82,8 @@ class Timeline:
             return
         events = ",\n".join(self._waiting)
         self._waiting = []
-        self._append((",\n" if self._size else "[\n") + events)
+        before = ",\n" if self._size else "[\n"
+        self._append(before + events)
 
     def close(self) -> None:
         """End the array: the file is plain JSON now."""
@@ -110,10 +116,14 @@ class Timeline:
 
 def rewind_timeline(path: Path, seconds: float) -> None:
     """Keep the events that had ended `seconds` after the run began, and open the array for more; 0 deletes the file."""
-    events = _events(path) if path.exists() and seconds > 0 else ()
-    kept = [_encoded(event) for event in events if event.get("ts", 0) + event.get("dur", 0) <= 1e6 * seconds + 1]
+    kept = []
+    if path.exists() and seconds > 0:
+        for event in _events(path):
+            if event.get("ts", 0) + event.get("dur", 0) <= 1e6 * seconds + 1:
+                kept.append(_encoded(event))
     if kept:
-        write_atomic(path, "[\n" + ",\n".join(dict.fromkeys(kept)))  # each resume names the lanes again
+        events = dict.fromkeys(kept)  # each resume names the lanes again
+        write_atomic(path, "[\n" + ",\n".join(events))
     else:
         path.unlink(missing_ok=True)
 
@@ -154,10 +164,9 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             with suppress(ValueError):
                 event = load_json(line.strip().removesuffix(","))
-                if isinstance(event, dict):
-                    times = [event.get(name, 0) for name in ("ts", "dur")]
-                else:
-                    times = [None]
+                if not isinstance(event, dict):
+                    continue
+                times = [event.get("ts", 0), event.get("dur", 0)]
                 if all(isinstance(time, int | float) for time in times):
                     yield event
 
@@ -174,7 +183,9 @@ def _place(lane: Lane) -> dict[str, int]:
 
 
 def _args(facts: dict[str, Any]) -> dict[str, Any]:
-    return {"args": facts} if facts else {}
+    if not facts:
+        return {}
+    return {"args": facts}
 
 
 def _metadata(kind: str, lane: Lane, **args: Any) -> dict[str, Any]:
