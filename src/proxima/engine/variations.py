@@ -27,12 +27,19 @@ class Variation:
 
 def variation(name: str, why_not: str | None = None, **values: Any) -> Variation:
     """A variation in fields of the spec itself."""
-    return Variation(name=name, change=lambda spec: replace(spec, **values), why_not=why_not)
+
+    def change(spec: Any) -> Any:
+        return replace(spec, **values)
+
+    return Variation(name=name, change=change, why_not=why_not)
 
 
 def variations_of(spec: Any, device: torch.device) -> Sequence[Variation]:
     """`EngineSpec.variations`; none of a spec that does not derive from `EngineSpec`."""
-    return spec.variations(device) if hasattr(spec, "variations") else ()
+    if not hasattr(spec, "variations"):
+        return ()
+    variations: Sequence[Variation] = spec.variations(device)
+    return variations
 
 
 def changed_fields(before: Any, after: Any, path: str) -> list[str]:
@@ -46,6 +53,8 @@ def changed_fields(before: Any, after: Any, path: str) -> list[str]:
             continue
         if is_dataclass(first) and type(first) is type(second):
             found += changed_fields(first, second, name)
+        elif isinstance(second, str):
+            found.append(f"{name}={second}")
         else:
-            found.append(f"{name}={second if isinstance(second, str) else json.dumps(second)}")
+            found.append(f"{name}={json.dumps(second)}")
     return found

@@ -44,8 +44,10 @@ def mask_of(chunk: Chunk) -> SamplingMask:
     """Validate and return the sampling masks of a chunk's tokens."""
     mask = chunk.sampling_mask
     count = len(chunk.tokens)
-    if mask is None or len(mask) != count:
-        raise WrongAnswerError(f"{0 if mask is None else len(mask)} sampling masks of {count} tokens")
+    if mask is None:
+        raise WrongAnswerError(f"0 sampling masks of {count} tokens")
+    if len(mask) != count:
+        raise WrongAnswerError(f"{len(mask)} sampling masks of {count} tokens")
     try:
         mask.check(chunk.tokens)
     except ValueError as error:
@@ -61,7 +63,8 @@ def spans_of(
     checked = list[tuple[int, int, int]]()
     for label, start, end in spans:
         if label not in labels:
-            raise WrongAnswerError(f"sampled by weights {label!r}, not by {' or '.join(map(repr, labels))}")
+            ours = " or ".join(map(repr, labels))
+            raise WrongAnswerError(f"sampled by weights {label!r}, not by {ours}")
         if start != at or end < start:
             raise WrongAnswerError(f"versions of tokens {start} to {end} after those up to {at}")
         at = end
@@ -99,7 +102,9 @@ def log_prob_columns(
     absent = np.full_like(reported, np.nan)
     if mode != "processed":
         return absent, reported
-    return reported, absent if scored is None else scored
+    if scored is None:
+        return reported, absent
+    return reported, scored
 
 
 async def find_log_prob_mode(
@@ -116,7 +121,8 @@ async def find_log_prob_mode(
             2, the greater first; None: not reported.
     """
     for prompt in PROMPTS:
-        cool, warm = [await ask(prompt, temperature) for temperature in (1.0, 2.0)]
+        cool = await ask(prompt, 1.0)
+        warm = await ask(prompt, 2.0)
         if cool is None or warm is None:
             return None, "the server reports none"
         gap = cool[0] - cool[1]
@@ -124,11 +130,14 @@ async def find_log_prob_mode(
         mass = math.exp(cool[0]) + math.exp(cool[1])
         certain = abs(mass - 1) < CLOSE
         near = 0.1 * gap
-        halved, same = abs(warm_gap - gap / 2) < near, abs(warm_gap - gap) < near
+        halved = abs(warm_gap - gap / 2) < near
+        same = abs(warm_gap - gap) < near
         if gap < 10 * CLOSE or (certain and same):
             continue  # two equally likely tokens, or no mass on others: try another prompt
-        if halved and (certain or mass < 1):
-            return "processed" if certain else "untruncated", ""
+        if halved and certain:
+            return "processed", ""
+        if halved and mass < 1:
+            return "untruncated", ""
         if same and mass < 1:
             return "raw", ""
         return None, f"of no known distribution: gaps {gap:.4f} and {warm_gap:.4f} at temperatures 1 and 2"
@@ -138,7 +147,8 @@ async def find_log_prob_mode(
 def two_greatest(values: Callable[[], Iterable[object]]) -> Pair | None:
     """The two greatest of the log-probs in an answer, the greater first; None: it does not have them."""
     try:
-        first, second, *_ = sorted((number(value, "a log-prob") for value in values()), reverse=True)
+        numbers = [number(value, "a log-prob") for value in values()]
+        first, second, *_ = sorted(numbers, reverse=True)
     except (KeyError, IndexError, TypeError, ValueError):
         return None
     return first, second

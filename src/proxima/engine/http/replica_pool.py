@@ -68,7 +68,8 @@ class ReplicaPool:
     @property
     def jobs(self) -> list[GenerationJob]:
         """The unfinished completions."""
-        return [job for job in dict.fromkeys([*self._tasks.values(), *self.router.jobs]) if job.wanted]
+        every_job = dict.fromkeys([*self._tasks.values(), *self.router.jobs])
+        return [job for job in every_job if job.wanted]
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
@@ -100,7 +101,10 @@ class ReplicaPool:
     def _assign(self) -> None:
         drains = self.draining > 0
         for replica in self.replicas:
-            while replica.has_room and (job := self.router.next_for(replica, only_started=drains)) is not None:
+            while replica.has_room:
+                job = self.router.next_for(replica, only_started=drains)
+                if job is None:
+                    break
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
@@ -115,10 +119,7 @@ class ReplicaPool:
     async def _attempt(self, job: GenerationJob, replica: Replica) -> None:
         started_at = asyncio.get_running_loop().time()
         try:
-            if job.reason:
-                cancel_reason = None
-            else:
-                cancel_reason = await self._run(job, replica)
+            cancel_reason = None if job.reason else await self._run(job, replica)
             same = (job.policy_version == replica.proof.version).all()  # only those weights can score it
             if job.reason and same and self._wants_score(job):
                 job.scored = await self._score(replica, job.request.prompt.tokens, job.tokens, job.rules.tokenizer)
@@ -149,7 +150,8 @@ class ReplicaPool:
         try:
             cancel_reason = await replica.run(job)
             await proof.settled.wait()
-            self.counts["tokens_lost"] += job.forget(segment) if segment.is_mismatched else 0
+            if segment.is_mismatched:
+                self.counts["tokens_lost"] += job.forget(segment)
         except ServerError as error:
             if self.repeatable:  # nothing of it is kept
                 raise
@@ -160,7 +162,8 @@ class ReplicaPool:
             if segment.is_unverified and len(segment.marks) > 1:
                 raise WrongAnswerError("it was given weights before those that it had could be confirmed")
             if segment.is_unverified:
-                await proof.confirm(label, None if broken is None else CONFIRM_SECONDS)
+                seconds = None if broken is None else CONFIRM_SECONDS
+                await proof.confirm(label, seconds)
         except WrongAnswerError as error:
             replica.status.suspected(error.reason)
             if broken is None and cancel_reason is None:
@@ -178,10 +181,13 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
         """
-        label, given = replica.proof.label, replica.proof.given
-        scores = await replica.score(WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer), len(prompt))
-        await replica.proof.confirm(label)
-        return scores if replica.proof.given == given else None
+        proof = replica.proof
+        label = proof.label
+        given = proof.given
+        written = WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer)
+        scores = await replica.score(written, len(prompt))
+        await proof.confirm(label)
+        return scores if proof.given == given else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """Handle an attempt that ended normally: the completion is finished, or was interrupted by a pause or an
@@ -191,9 +197,10 @@ class ReplicaPool:
         else:
             replica.succeeded()
             self.counts["completed"] += 1
-        reason = job.reason or ("abort" if aborted else None)
-        if reason is not None:
-            job.finish(reason)
+        if job.reason is not None:
+            job.finish(job.reason)
+        elif aborted:
+            job.finish("abort")
         elif job.wanted:
             self._queue(job, first=True)
 
@@ -211,7 +218,8 @@ class ReplicaPool:
             self.counts["tokens_lost"] += job.discard()
         if _is_failure(error):
             job.tried.add(replica)
-            self.counts["lost" if isinstance(error, WrongAnswerError) else "failed"] += 1
+            kind = "lost" if isinstance(error, WrongAnswerError) else "failed"
+            self.counts[kind] += 1
             job.failures = 0 if kept else job.failures + 1
         self._note_failure(replica, error, started_at)
         if not job.wanted:
@@ -236,8 +244,8 @@ class ReplicaPool:
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
-        wants = self.spec.untruncated == "score" and sampling.truncates and sampling.temperature == 1
-        return wants and job.rules.log_probs == "processed" and job.scored is None and bool(job.length)
+        lacks_one = job.rules.log_probs == "processed" and sampling.truncates and sampling.temperature == 1
+        return self.spec.untruncated == "score" and lacks_one and job.scored is None and job.length > 0
 
     def withdraw(self, jobs: Sequence[GenerationJob]) -> None:
         """Drop completions whose caller has left."""
@@ -290,13 +298,14 @@ class ReplicaPool:
 
     async def _room(self, tried: set[object]) -> Replica:
         """Wait for a replica with room; return the least loaded, preferring those that have not been tried."""
+
+        def rank(replica: Replica) -> tuple[bool, float]:
+            return replica in tried, self.router.occupancy(replica)
+
         while True:
-            if not self.loading:
-                ready = [replica for replica in self.replicas if replica.has_room_to_score]
-            else:
-                ready = []
-            if ready:
-                return min(ready, key=lambda replica: (replica in tried, self.router.occupancy(replica)))
+            ready = [replica for replica in self.replicas if replica.has_room_to_score]
+            if ready and not self.loading:
+                return min(ready, key=rank)
             await self.change()
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
@@ -324,10 +333,7 @@ class ReplicaPool:
         """
         if not replica.in_service:
             return
-        if isinstance(error, ServerError | RefusedError):
-            reason = error.reason
-        else:
-            reason = str(error)
+        reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
         replica.status.ejected(f"{what}{reason}", refused=isinstance(error, RefusedError))
         replica.interrupt()
         self.counts["ejected"] += 1
@@ -347,10 +353,13 @@ class ReplicaPool:
     def welcome(self, replica: Replica) -> None:
         """Put a replica into service, or back into service; it has the newest weights."""
         replica.status.joined()
-        joins = replica in self.joining
-        self.joining.discard(replica)
-        self.counts["joined" if joins else "returned"] += 1
-        done = "has joined" if joins else "is back"
+        if replica in self.joining:
+            self.joining.discard(replica)
+            self.counts["joined"] += 1
+            done = "has joined"
+        else:
+            self.counts["returned"] += 1
+            done = "is back"
         self.events.append(f"engine: {replica.url} {done}, with weights of version {replica.proof.version}")
         self.dispatch()
 
@@ -391,17 +400,23 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """During a pause, finish the completions that have started and start no others."""
-        await self.each([replica for replica in self.serving if replica.pause != "none"], Replica.resume)
+        held = [replica for replica in self.serving if replica.pause != "none"]
+        await self.each(held, Replica.resume)
         self.draining += 1
         try:
             self.dispatch()
-            # new weights must not wait for a returning replica, because it waits for them
-            while any(replica.assigned for replica in self.serving) or (
-                any(job.length for job in self.router.jobs) and (self.serving or not self.loading)
-            ):
+            while self._has_started_work():
                 await self.change()
         finally:
             self.draining -= 1
+
+    def _has_started_work(self) -> bool:
+        """True if a completion that has started runs, or waits for a replica to continue it. New weights must not wait
+        for a returning replica, because it waits for them."""
+        if any(replica.assigned for replica in self.serving):
+            return True
+        waits = any(job.length for job in self.router.jobs)
+        return waits and (bool(self.serving) or not self.loading)
 
     async def change(self) -> None:
         """Wait until a completion or a replica comes or goes.
@@ -415,8 +430,15 @@ class ReplicaPool:
 
     async def stop_sampling(self) -> None:
         """Stop all sampling: running completions are held in place, or ended with the tokens they have."""
+
+        async def stop(replica: Replica) -> None:
+            if replica.in_place:
+                await replica.hold()
+            else:
+                await replica.stop("interrupted")
+
         running = [replica for replica in self.serving if replica.pause == "none"]
-        await self.each(running, lambda replica: replica.hold() if replica.in_place else replica.stop("interrupted"))
+        await self.each(running, stop)
 
     async def resume(self) -> None:
         """See `Engine.resume`."""
@@ -435,7 +457,8 @@ class ReplicaPool:
     async def wake(self) -> None:
         """Make every server take back its devices; the pause continues. A server that fails to wake is ejected, and
         woken when it returns."""
-        await self.each([replica for replica in self.serving if replica.pause == "asleep"], Replica.wake)
+        asleep = [replica for replica in self.serving if replica.pause == "asleep"]
+        await self.each(asleep, Replica.wake)
         self.asleep = False
 
     async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
@@ -458,4 +481,6 @@ def refuses_grammar(error: Failure, job: GenerationJob) -> TypeGuard[ServerError
 
 def _is_failure(error: Exception) -> bool:
     """Return False if the server is busy or refuses our key: it would do so with every other call."""
-    return not isinstance(error, RefusedError) and not (isinstance(error, ServerError) and error.busy)
+    if isinstance(error, RefusedError):
+        return False
+    return not isinstance(error, ServerError) or not error.busy

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from enum import Enum
 
 STREAK = 3  # failed calls in a row that eject a server
-# ejections in a row after which a server may not return: if the last was for a refused key, because a server may refuse
-# completions and accept all else, and for whatever reason
-REFUSALS, FRUITLESS = 3, 10
+# ejections in a row after which a server may not return
+FRUITLESS = 10  # whatever the reasons
+REFUSALS = 3  # if the last was for a refused key: a server may refuse completions and accept all else
 LONGEST_WAIT = 60.0  # seconds before an ejected server is asked again
 
 
@@ -58,7 +58,8 @@ class ReplicaState:
     def __init__(self) -> None:
         self.state = State.AWAY
         self.reason = ""
-        self.failures = self.breaks = 0
+        self.failures = 0
+        self.breaks = 0
         self.check_soon = asyncio.Event()
         self._failed_at = 0.0  # when the last failure that counts was noticed
         self._break: asyncio.TimerHandle | None = None  # ends the break of a busy server, also while it is suspect
@@ -96,7 +97,8 @@ class ReplicaState:
         with each ejection."""
         if self.in_service:
             return seconds
-        return min(seconds * 2.0 ** min(max(0, self.ejections - 1), 10), LONGEST_WAIT)
+        doublings = min(max(0, self.ejections - 1), 10)
+        return min(seconds * 2.0**doublings, LONGEST_WAIT)
 
     # ---- events in service -------------------------------------------------------------------------------------------
 
@@ -133,8 +135,12 @@ class ReplicaState:
 
     def passed_check(self) -> None:
         """A health check passed."""
-        if self.state is State.SUSPECT:
-            self._enter(State.READY if self._break is None else State.BUSY)
+        if self.state is not State.SUSPECT:
+            return
+        if self._break is None:
+            self._enter(State.READY)
+        else:
+            self._enter(State.BUSY)
 
     def asked_for_break(self, reason: str, seconds: Callable[[int], float], over: Callable[[], object]) -> bool:
         """It is too busy, and gets a break. False: it is out of service, or has one.
@@ -165,10 +171,13 @@ class ReplicaState:
         if not self.in_service:
             return
         self.failures = (self.ejections + 1) * STREAK
-        barred = self.ejections >= (REFUSALS if refused else FRUITLESS)
-        times = f" ({self.ejections} times in a row, without a completion in between)"
-        self.reason = reason + times if barred else reason
-        self._enter(State.BARRED if barred else State.AWAY)
+        most = REFUSALS if refused else FRUITLESS
+        if self.ejections < most:
+            self.reason = reason
+            self._enter(State.AWAY)
+        else:
+            self.reason = f"{reason} ({self.ejections} times in a row, without a completion in between)"
+            self._enter(State.BARRED)
         self._cancel_break()
         if refused:
             self.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
@@ -190,7 +199,8 @@ class ReplicaState:
 
     def failed_to_return(self, reason: str, *, refused: bool) -> None:
         """A check showed that it can't return yet; `refused`: it refused our key."""
-        self._enter(State.LOCKED if refused else State.AWAY)
+        state = State.LOCKED if refused else State.AWAY
+        self._enter(state)
         self.reason = reason
 
     def joined(self) -> None:

@@ -23,14 +23,18 @@ LABEL = re.compile(
 def new_run(labels: Iterable[str | None]) -> str:
     """The name of a run that begins with servers of these labels: no other run has it, and it is greater than those of
     the runs that the labels name."""
-    runs = [run for label in labels if (run := run_of(label)) is not None]
-    place = max((int(_ordered(run)[:DIGITS], 16) for run in runs), default=0) + 1
-    return f"{min(place, MOST):0{DIGITS}x}{secrets.token_hex(4)}"
+    last = 0
+    for label in labels:
+        run = run_of(label)
+        if run is not None:
+            last = max(last, int(_ordered(run)[:DIGITS], 16))
+    place = min(last + 1, MOST)
+    return f"{place:0{DIGITS}x}{secrets.token_hex(4)}"
 
 
 def run_of(label: str | None) -> str | None:
     """The run that has sent these weights, whole or in part; None: none of ours, as those that a server starts with."""
-    found = None if label is None else LABEL.fullmatch(label)
+    found = LABEL.fullmatch(label or "")
     return None if found is None else found["run"]
 
 
@@ -41,7 +45,7 @@ def came_before(run: str, other: str) -> bool:
 
 def sends_whole_weights(label: str | None) -> bool:
     """True for the label of a run that does not send adapters alone."""
-    found = None if label is None else LABEL.fullmatch(label)
+    found = LABEL.fullmatch(label or "")
     return found is not None and not found["adapted"]
 
 

@@ -40,13 +40,16 @@ def longest_sequence(spec: ServerSettings) -> int | None:
     server that fails is left out: `check_servers_of` says why."""
 
     async def ask() -> int | None:
-        replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
+        replicas = _replicas_of(spec)
         try:
             errors = await asyncio.gather(*map(_ask_facts, replicas))
         finally:
-            await asyncio.gather(*(replica.client.close() for replica in replicas))
-        answered = [replica.facts for replica, error in zip(replicas, errors, strict=True) if error is None]
-        return min((facts.max_length for facts in answered if facts.max_length is not None), default=None)
+            await _close(replicas)
+        lengths = list[int]()
+        for replica, error in zip(replicas, errors, strict=True):
+            if error is None and replica.facts.max_length is not None:
+                lengths.append(replica.facts.max_length)
+        return min(lengths, default=None)
 
     loop = EventLoopThread("proxima-preflight")
     try:
@@ -55,29 +58,53 @@ def longest_sequence(spec: ServerSettings) -> int | None:
         loop.close()
 
 
+def _replicas_of(spec: ServerSettings) -> list[Replica]:
+    return [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
+
+
+async def _close(replicas: Sequence[Replica]) -> None:
+    await asyncio.gather(*(replica.client.close() for replica in replicas))
+
+
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
-    replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
+    replicas = _replicas_of(spec)
     try:
         await introduce(replicas, needs.model.tokenizer)
+        notes = list[str]()
+        for replica in replicas:
+            if not replica.in_service:
+                lead = f"{replica.url} is out of service: {replica.status.reason}"
+                notes.append(f"{lead}; the run begins without it")
         serving = [replica for replica in replicas if replica.in_service]
-        away = [replica for replica in replicas if not replica.in_service]
-        notes = [
-            f"{replica.url} is out of service: {replica.status.reason}; the run begins without it" for replica in away
-        ]
         for replica in serving:
             notes += check_facts(spec, replica.facts, needs, replica.url)
-        labels = {replica.proof.label for replica in serving}
-        for replica in serving if not needs.publishes else ():  # new weights would be whole
-            if is_incomplete(replica.proof.label):
-                which = f": {replica.url}" if len(replicas) > 1 else ""
-                reason = f"has incomplete weights{which}: their last update was interrupted"
-                raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
-        if len(labels) > 1 and not needs.publishes:
-            names = " and ".join(map(repr, sorted(map(str, labels))))
-            raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
+        if not needs.publishes:  # new weights would be whole
+            _check_weights(spec, serving, several=len(replicas) > 1)
         return list(dict.fromkeys(notes))
     finally:
-        await asyncio.gather(*(replica.client.close() for replica in replicas))
+        await _close(replicas)
+
+
+def _check_weights(spec: ServerSettings, serving: Sequence[Replica], *, several: bool) -> None:
+    """Check that the servers have whole weights, and the same ones.
+
+    Raises:
+        FieldError: they don't.
+    """
+    for replica in serving:
+        if is_incomplete(replica.proof.label):
+            which = _which(replica, several=several)
+            reason = f"has incomplete weights{which}: their last update was interrupted"
+            raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
+    labels = {str(replica.proof.label) for replica in serving}
+    if len(labels) > 1:
+        names = " and ".join(map(repr, sorted(labels)))
+        raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
+
+
+def _which(replica: Replica, *, several: bool) -> str:
+    """Names a server, where there are several: a message about `url` shows the whole list."""
+    return f": {replica.url}" if several else ""
 
 
 async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
@@ -96,13 +123,14 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
         try:
             problem = await server_difference(replica, replica.facts, new[0].facts, tokenizer)
             if problem is not None:
-                which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
+                which = _which(replica, several=len(replicas) > 1)
                 remedy = "start it with the trainer's model, like the others"
                 raise FieldError("url", replica.url, f"differs{which}: {problem}", remedy=remedy)
             replica.join(await replica.health())
         except ServerError as error:
             errors.append(error)
-            replica.status.failed_to_return(f"{error.call or 'a call'} failed: {error.reason}", refused=False)
+            call = error.call or "a call"
+            replica.status.failed_to_return(f"{call} failed: {error.reason}", refused=False)
     if not any(replica.in_service for replica in replicas):
         raise _all_away(replicas, errors)
     return new[0].facts
@@ -139,7 +167,8 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
         ServerError: the server can't be queried.
     """
     for name in ALIKE:
-        ours, theirs = getattr(expected, name), getattr(facts, name)
+        ours = getattr(expected, name)
+        theirs = getattr(facts, name)
         if ours != theirs:
             called = "log-prob mode" if name == "log_probs" else name
             return f"its {called} is {theirs}, and that of the others is {ours}"
@@ -155,18 +184,22 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
             return f"{words}, and the others do"
     theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
     ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-    return None if theirs == ours else "it has another tokenizer"
+    if theirs != ours:
+        return "it has another tokenizer"
+    return None
 
 
 def used_facts(spec: ServerSettings) -> dict[str, str]:
     """The server capabilities that the settings require, each with the message for a server without it."""
-    keeps = {"keeps_kv": "it does not keep what it runs when new weights come"}
-    named = {"version_spans": "it does not report which weights sampled a token"}
-    return (
-        ({"sampling_mask": "it does not report which tokens could be sampled"} if spec.sampling_mask else {})
-        | ({"routed_experts": "it does not report which experts it chose"} if spec.routed_experts else {})
-        | (keeps | named if spec.interrupt == "keep" else {})
-    )
+    used = dict[str, str]()
+    if spec.sampling_mask:
+        used["sampling_mask"] = "it does not report which tokens could be sampled"
+    if spec.routed_experts:
+        used["routed_experts"] = "it does not report which experts it chose"
+    if spec.interrupt == "keep":
+        used["keeps_kv"] = "it does not keep what it runs when new weights come"
+        used["version_spans"] = "it does not report which weights sampled a token"
+    return used
 
 
 def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> UserError:
@@ -210,14 +243,15 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
             remedy=f"set model.max_length={facts.max_length}, or start the server with {longer}",
         )
     if spec.quantization != facts.quantization:
-        if facts.quantization is None:
-            served = "no quantization"
-        else:
+        served = "no quantization"
+        if facts.quantization is not None:
             served = f"quantization={facts.quantization}"
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
     if needs.sleeps and not facts.sleeps:
+        remedy = "set placement.colocate=false"
         options = " ".join(spec.dialect().sleep_options)
-        remedy = f"{options and f'start it with {options}, or '}set placement.colocate=false"
+        if options:
+            remedy = f"start it with {options}, or {remedy}"
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes and not facts.takes_weights:
         raise UserError(f"{name} can't load new weights", remedy=CONTROL)
@@ -248,12 +282,14 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
 
 def check_masks(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
     """Raise FieldError if a completion would ask for a sampling mask with a larger top-k than the server allows."""
+    most = facts.largest_mask
+    if not spec.sampling_mask or most is None:
+        return
     drawn = [sampling.top_k for sampling in needs.samplings if sampling.truncates and sampling.temperature]
-    if spec.sampling_mask and facts.largest_mask is not None and (top_k := max(drawn, default=0)) > facts.largest_mask:
-        reason = f"is refused by {name} with a top_k of {top_k}, more than {facts.largest_mask}"
-        remedy = (
-            f"set sampling.top_k={facts.largest_mask} or less, or start the server with {facts.mask_option} {top_k}"
-        )
+    top_k = max(drawn, default=0)
+    if top_k > most:
+        reason = f"is refused by {name} with a top_k of {top_k}, more than {most}"
+        remedy = f"set sampling.top_k={most} or less, or start the server with {facts.mask_option} {top_k}"
         raise FieldError("sampling_mask", True, reason, remedy=remedy)
 
 
@@ -291,14 +327,13 @@ def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engin
     if needs.training is None:
         return []
     absent = (needs.log_probs | needs.measured) - capabilities.log_probs_for(needs.training)
+    remedy = _remedy(needs.training, capabilities)
     for name in sorted(absent & needs.log_probs):
         reason = f"the loss reads {name}_log_prob (algorithm.behavior={name}), and {engine} does not give it"
-        raise UserError(
-            f"{reason} at {_described(needs.training, capabilities)}", remedy=_remedy(needs.training, capabilities)
-        )
+        raise UserError(f"{reason} at {_described(needs.training, capabilities)}", remedy=remedy)
     if absent:
         names = ", ".join(f"{name}_log_prob" for name in sorted(absent))
-        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {_remedy(needs.training, capabilities)}"]
+        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {remedy}"]
     return []
 
 
@@ -347,7 +382,8 @@ def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine:
         raise UserError(
             f"{engine} does not score tokens, which the {needs.role} is for", remedy=f"use another, {forward}"
         )
-    if not capabilities.scores_any_temperature and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
+    wrong = [temperature for temperature in needs.score_temperatures if temperature not in (0, 1)]
+    if wrong and not capabilities.scores_any_temperature:
         reason = f"{engine} scores tokens under softmax(logits) alone, and sampling.temperature is {wrong[0]:g}"
         raise UserError(reason, remedy=f"set sampling.temperature=1, {forward}")
 

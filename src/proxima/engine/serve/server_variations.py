@@ -18,15 +18,15 @@ def vllm_variations(spec: Any) -> list[Variation]:
     """Those of `vllm serve`."""
     serve = spec.serve or Serve()
     given = serve.arguments
+    backend = "TRITON_ATTN"
     if option_of(given, "--attention-backend") == "TRITON_ATTN":
         backend = "FLASH_ATTN"
-    else:
-        backend = "TRITON_ATTN"
-    off = "--no-enable-prefix-caching" in given
-    switched = "--enable-prefix-caching" if off else "--no-enable-prefix-caching"
+    prefix_cache = _served("prefix cache: off", "--no-enable-prefix-caching")
+    if "--no-enable-prefix-caching" in given:
+        prefix_cache = _served("prefix cache: on", "--enable-prefix-caching")
     head = ("--hf-overrides", '{"head_dtype": "float32"}')
     of_kind = [
-        _served(f"prefix cache: {'on' if off else 'off'}", switched),
+        prefix_cache,
         _served("chunked prefill: off", "--no-enable-chunked-prefill"),
         _served("batch: one sequence", "--max-num-seqs", "1"),
         _served("output head: float32", *head),
@@ -41,10 +41,9 @@ def sglang_variations(spec: Any) -> list[Variation]:
     """Those of `sglang serve`."""
     serve = spec.serve or Serve()
     given = serve.arguments
+    backend = "triton"
     if option_of(given, "--attention-backend") == "triton":
         backend = "flashinfer"
-    else:
-        backend = "triton"
     cached = None
     if "--disable-radix-cache" in given:
         cached = "already off in the recipe"
@@ -73,11 +72,10 @@ def option_of(arguments: Sequence[str], name: str) -> str | None:
 def _of_any(serve: Serve) -> list[Variation]:
     """Those of the fields that every server has."""
     dtype = "bfloat16" if serve.dtype == "float32" else "float32"
-    eager = not serve.eager
-    return [
-        _served(f"dtype: {dtype}", dtype=dtype),
-        _served("CUDA graphs: off" if eager else "CUDA graphs: on", why_not=_no_graphs(), eager=eager),
-    ]
+    graphs = _served("CUDA graphs: off", why_not=_no_graphs(), eager=True)
+    if serve.eager:
+        graphs = _served("CUDA graphs: on", why_not=_no_graphs(), eager=False)
+    return [_served(f"dtype: {dtype}", dtype=dtype), graphs]
 
 
 def _quantised(spec: Any, given: Sequence[str]) -> list[Variation]:
@@ -99,12 +97,11 @@ def _served(
 
     def change(spec: Any) -> Any:
         serve: Serve = spec.serve
-        changed = replace(
-            serve,
-            arguments=(*serve.arguments, *arguments),
-            variables={**serve.variables, **(variables or {})},
-            **values,
-        )
+        every_variable = dict(serve.variables)
+        if variables is not None:
+            every_variable |= variables
+        every_argument = (*serve.arguments, *arguments)
+        changed = replace(serve, arguments=every_argument, variables=every_variable, **values)
         return replace(spec, serve=changed)
 
     return Variation(name=name, change=change, why_not=why_not)

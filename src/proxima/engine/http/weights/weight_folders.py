@@ -12,7 +12,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,13 +86,11 @@ class WeightFolders:
             self._fill(model, tokenizer, folder, written_as)
             ordinary_modes(folder)  # the server may run as another user
         except (OSError, SafetensorError) as error:
+            destination = self._root
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-            destination = self._root if folder is None else folder.parent
-            where = "" if destination is None else f" to {destination}"
-            reason = error.strerror or error if isinstance(error, OSError) else error
-            remedy = "set engine.weight_folder to a folder with more room that the server can read"
-            raise UserError(f"weights could not be written{where}: {reason}", remedy=remedy) from error
+                destination = folder.parent
+            raise _not_written(destination, error) from error
         finally:
             if self._closed:  # by another thread, meanwhile
                 self.close()
@@ -102,13 +99,16 @@ class WeightFolders:
 
     def _size(self, model: nn.Module, dtype: torch.dtype | None) -> int:
         """Bytes of the weights that `_fill` writes."""
-        own = sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
+        size = sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
         files = input_files_of(model)
-        return own + (0 if files is None else sum(tensor.size for tensor in files.unused.values()))
+        if files is not None:
+            size += sum(tensor.size for tensor in files.unused.values())
+        return size
 
     def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
         save_settings(model, tokenizer, folder)
-        _write_weights(model, folder, dtype, _unused_weights(model, folder.parent))
+        unused = _unused_weights(model, folder.parent)
+        _write_weights(model, folder, dtype, unused)
 
     def close(self) -> None:
         """Remove everything written, including what a write in progress has left when it ends."""
@@ -118,17 +118,30 @@ class WeightFolders:
             self._locked.remove()
 
     def _place(self, size: int) -> Path:
-        if self._locked is None and self._root is not None:
+        if self._locked is not None:
+            return self._locked.path
+        if self._root is not None:
             self._root.mkdir(parents=True, exist_ok=True)
             remove_leftovers(self._root, shared=True)
             self._locked = LockedFolder(self._root, shared=True)
-        elif self._locked is None:
-            disk = Path(tempfile.gettempdir())
-            for parent in (SHARED_MEMORY, disk):
-                remove_leftovers(parent)
-            memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
-            self._locked = LockedFolder(SHARED_MEMORY if memory else disk)
+            return self._locked.path
+        place = Path(tempfile.gettempdir())
+        for parent in (SHARED_MEMORY, place):
+            remove_leftovers(parent)
+        if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size:
+            place = SHARED_MEMORY
+        self._locked = LockedFolder(place)
         return self._locked.path
+
+
+def _not_written(destination: Path | None, error: OSError | SafetensorError) -> UserError:
+    """The error for weights that can't be written to a folder; None: it was not reached."""
+    where = "" if destination is None else f" to {destination}"
+    reason: object = error
+    if isinstance(error, OSError):
+        reason = error.strerror or error
+    remedy = "set engine.weight_folder to a folder with more room that the server can read"
+    return UserError(f"weights could not be written{where}: {reason}", remedy=remedy)
 
 
 class StagedTransport(WeightTransport):
@@ -140,11 +153,11 @@ class StagedTransport(WeightTransport):
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec = spec
         self.setup = setup
-        if spec.weight_folder is None:
-            root = None
-        else:
+        root = None
+        if spec.weight_folder is not None:
             root = Path(spec.weight_folder).expanduser()
-        self._folders, self._perturbed = (self.folders(root) for _ in range(2))
+        self._folders = self.folders(root)
+        self._perturbed = self.folders(root)
 
     def prepare(
         self, update: WeightUpdate, label: str, dtype: str | None, amounts: Sequence[float] | None = None
@@ -223,7 +236,8 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, un
     """Write a model's weights under the names of its files, and link the file of the others."""
     total = 0
     weight_map = dict[str, str]()
-    for number, shard in enumerate(_shards(named_weights(model, file_names=True), dtype), 1):
+    named = named_weights(model, file_names=True)
+    for number, shard in enumerate(_shards(named, dtype), 1):
         file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
@@ -237,9 +251,8 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, un
             tensors = stored_tensors(opened)
         total += sum(tensor.size for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, UNUSED)
-    (folder / INDEX).write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}), encoding="utf-8"
-    )
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
 
 
 def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
@@ -259,7 +272,8 @@ def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> I
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
-    return int(load_json((folder / INDEX).read_text(encoding="utf-8"))["metadata"]["total_size"])
+    index = load_json((folder / INDEX).read_text(encoding="utf-8"))
+    return int(index["metadata"]["total_size"])
 
 
 class LockedFolder:
@@ -274,7 +288,8 @@ class LockedFolder:
 
     def __init__(self, parent: Path, *, shared: bool = False) -> None:
         self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
-        self.path.mkdir(0o777 if shared else 0o700)
+        mode = 0o777 if shared else 0o700
+        self.path.mkdir(mode)
         self._file = _lock(self.path, may_fail=shared)
         self._file.write(kernel_id())
         self._file.flush()
@@ -293,8 +308,11 @@ def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
         may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
     """
     file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
-    with suppress(OSError) if may_fail else nullcontext():
+    try:
         lock(file, wait=True)
+    except OSError:
+        if not may_fail:
+            raise
     os.rename(file.name, folder / LOCK_FILE)
     return file
 
