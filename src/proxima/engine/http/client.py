@@ -68,7 +68,8 @@ class Address:
         except ValueError:  # an invalid port or host
             numbered = False
         require(numbered, "url", self.url, "must be http://HOST:PORT, the port in 1..65535")
-        plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
+        bare = not parts.path.strip("/") and not parts.query
+        plain = parts.scheme in ("http", "https") and parts.hostname and bare
         require("@" not in parts.netloc, "url", HIDDEN, "must hold no password; give its variable in token_env")
         displayed = HIDDEN if "?" in self.url else self.url  # a query may hold a key
         require(bool(plain), "url", displayed, "must be http://HOST:PORT without a path")
@@ -132,13 +133,12 @@ class ServerClient:
         self.url = address.url.rstrip("/")
         self.seconds = seconds
         self._key = address.key
+        headers = dict(IDENTITY)
         if self._key:
-            headers = {"Authorization": f"Bearer {self._key}"}
-        else:
-            headers = {}
+            headers["Authorization"] = f"Bearer {self._key}"
         # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
         self._http = async_http_client(
-            self.url, base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, verify=_certificates()
+            self.url, base_url=self.url, headers=headers, limits=LIMITS, verify=_certificates()
         )
 
     async def close(self) -> None:
@@ -152,7 +152,8 @@ class ServerClient:
             ServerError: no connection, no response in time, a status other than 2xx, no JSON, or a response too large
                 for the call.
         """
-        return self._decoded(path, await self._request("GET", path))
+        body = await self._request("GET", path)
+        return self._decoded(path, body)
 
     async def post(
         self, path: str, body: Any = None, *, seconds: float | None = None, size: int = ANSWER, alone: bool = False
@@ -164,11 +165,13 @@ class ServerClient:
             alone: on a connection of its own. A server may close that of a call that failed, without saying so: the
                 next call would be lost.
         """
-        return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size, alone=alone))
+        answer = await self._request("POST", path, body, seconds=seconds, size=size, alone=alone)
+        return self._decoded(path, answer)
 
     async def post_text(self, path: str, body: Any = None, *, seconds: float | None = None, alone: bool = False) -> str:
         """Send a POST; return the response as text. Arguments are those of `post`."""
-        return (await self._request("POST", path, body, seconds=seconds, alone=alone)).decode(errors="replace")
+        answer = await self._request("POST", path, body, seconds=seconds, alone=alone)
+        return answer.decode(errors="replace")
 
     async def _request(
         self,
@@ -226,11 +229,11 @@ class ServerClient:
     def _event(self, path: str, data: bytes) -> dict[str, Any]:
         event = self._decoded(path, data)
         if not isinstance(event, dict):
-            raise ServerError(
-                self.url, path, f"the stream has something other than a JSON object: {self.excerpt(data)}"
-            )
+            reason = f"the stream has something other than a JSON object: {self.excerpt(data)}"
+            raise ServerError(self.url, path, reason)
         if event.get("error") is not None:
-            raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}", _status_of(event["error"]))
+            status = _status_of(event["error"])
+            raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}", status)
         return event
 
     @contextmanager
@@ -254,7 +257,8 @@ class ServerClient:
         if 200 <= status < 300:
             return
         try:
-            message = self.excerpt(await read_body(response, ERROR, cut=True))
+            body = await read_body(response, ERROR, cut=True)
+            message = self.excerpt(body)
         except UnreadableError as error:
             message = str(error)
         except (httpx.HTTPError, TimeoutError):  # the status says enough
@@ -268,8 +272,11 @@ class ServerClient:
 
     def excerpt(self, text: bytes | str) -> str:
         """The server's message in one line, with the key that we sent removed."""
-        text = text if isinstance(text, str) else text.decode(errors="replace")
-        return error_message(text.replace(self._key, "…") if self._key else text)
+        if isinstance(text, bytes):
+            text = text.decode(errors="replace")
+        if self._key:
+            text = text.replace(self._key, "…")
+        return error_message(text)
 
 
 @cache
@@ -297,7 +304,8 @@ def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
     """
     if retry_after is not None:
         return min(retry_after, LONGEST_BREAK)
-    seconds = min(SHORTEST_BREAK * 2.0 ** min(times - 1, 30), LONGEST_BREAK)
+    doublings = min(times - 1, 30)
+    seconds = min(SHORTEST_BREAK * 2.0**doublings, LONGEST_BREAK)
     return seconds * (1 - mix(BUSY_SERVER, key, times) / 2**65)
 
 
@@ -336,7 +344,7 @@ async def answer_or_none(call: Awaitable[Any]) -> Any:
 
 def _status_of(error: Any) -> int | None:
     """The HTTP status in an error that comes as an event: vLLM refuses a streamed request so, after status 200."""
-    code = None
-    if isinstance(error, dict):
-        code = error.get("code")
+    if not isinstance(error, dict):
+        return None
+    code = error.get("code")
     return code if type(code) is int and 400 <= code < 600 else None

@@ -85,8 +85,10 @@ class HttpEngine:
         addresses: Sequence[Address] = spec.addresses
         if servers is not None:
             addresses = [Address(url, token=servers.token) for url in servers.urls]
-        self._replicas = replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
-        self.facts = first = await introduce(replicas, rules.tokenizer)
+        replicas = [Replica(address, dialect, spec, self._tag) for address in addresses]
+        self._replicas = replicas
+        first = await introduce(replicas, rules.tokenizer)
+        self.facts = first
         label = next(replica.proof.label for replica in replicas if replica.in_service)
         away = [replica for replica in replicas if not replica.in_service]
         for replica in away:
@@ -107,7 +109,7 @@ class HttpEngine:
         self._pool.events += [f"engine: {replica.url} is out of service: {replica.status.reason}" for replica in away]
         if first.takes_weights:
             line = self._sync.choose([replica.facts for replica in replicas if replica.in_service])
-            self._pool.notes += [line] if line else []
+            self._pool.notes.append(line)
         run = new_run(replica.proof.label for replica in replicas)
         self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, run, servers)
 
@@ -163,7 +165,8 @@ class HttpEngine:
 
         async def work() -> list[Floats]:
             tokenizer = self.rules.tokenizer
-            return list(await asyncio.gather(*(self._pool.score(request, tokenizer) for request in requests)))
+            scores = await asyncio.gather(*(self._pool.score(request, tokenizer) for request in requests))
+            return list(scores)
 
         return await self._loop.run(work())
 
@@ -283,7 +286,8 @@ class ServerSpec(ServerSettings):
         if needs.publishes:
             self.way_of_weights(on_gpus=needs.sleeps, shared=needs.sleeps, adapter_rank=needs.adapter_rank)
         with within("serve"):
-            length, context = self.serve.max_length, needs.model.context
+            length = self.serve.max_length
+            context = needs.model.context
             reason = f"is less than the {context} tokens that prompt and completion may have"
             remedy = "null takes those; or lower model.max_length"
             require(length is None or length >= context, "max_length", length, reason, remedy=remedy)

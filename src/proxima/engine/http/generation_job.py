@@ -1,6 +1,6 @@
 """A partial completion: the servers' answers to one request, validated before they are used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,12 +56,14 @@ class CompletionRules:
     def of(cls, setup: EngineSetup) -> "CompletionRules":
         """The rules of a model whose weights are elsewhere."""
         config = load_config(setup.model_path)
+        generation_config = load_generation_config(setup.model_path)
         text = config.get_text_config()
+        longest = context_limit(text)
         return cls(
             tokenizer=setup.tokenizer,
-            stop_tokens=stop_tokens_of(load_generation_config(setup.model_path), config, setup.tokenizer),
+            stop_tokens=stop_tokens_of(generation_config, config, setup.tokenizer),
             vocabulary=int(text.vocab_size),
-            max_length=min(setup.max_length or context_limit(text), context_limit(text)),
+            max_length=min(setup.max_length or longest, longest),
             routes=RouteShape.of(text) if text.model_type in FAMILIES else None,
         )
 
@@ -166,12 +168,13 @@ class GenerationJob:
     @property
     def tokens(self) -> Ints:
         """[T] the tokens so far."""
-        return np.array([token for segment in self._segments for token in segment.tokens], np.int32)
+        return _tokens_of(self._segments)
 
     @property
     def policy_version(self) -> Ints:
         """[T] the policy version of each token so far."""
-        return np.concatenate([np.empty(0, np.int32), *(segment.versions for segment in self._segments)])
+        nothing = np.empty(0, np.int32)
+        return np.concatenate([nothing, *(segment.versions for segment in self._segments)])
 
     # ---- an attempt --------------------------------------------------------------------------------------------------
 
@@ -182,20 +185,22 @@ class GenerationJob:
 
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
         """The request to a server for the tokens that are still missing."""
-        request, length = self.request, self.length
+        request = self.request
+        length = self.length
         uid, sample, turn = request.key
         sampling = replace(request.sampling, max_tokens=self.limit - length)
         if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
             sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
         tokens = np.concatenate([request.prompt.tokens, self.tokens])
         sent = WrittenTokens.of(tokens, self.rules.tokenizer)
+        seed = server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None
         return TokenRequest(
             id=name,
             tokens=sent.written,
             images=sent.images,
             read=len(tokens),
             sampling=sampling,
-            seed=server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None,
+            seed=seed,
             cache_salt=salt,
             stop_tokens=self.rules.stop_tokens,
             chunk_tokens=chunk_tokens,
@@ -246,25 +251,26 @@ class GenerationJob:
     def _take_routes(self, segment: JobSegment, chunk: Chunk) -> None:
         """Store the routes of the whole attempt, which arrive with its end; an aborted attempt may lack them."""
         expected = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
-        if self.rules.routes is not None and expected:
-            fed = len(self._asked()) + len(segment.tokens) - 1
-            rows = 0 if chunk.routes is None else len(chunk.routes)
-            if rows != fed:
-                raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
-            segment.routes = chunk.routes
+        if self.rules.routes is None or not expected:
+            return
+        fed = len(self._asked()) + len(segment.tokens) - 1
+        rows = 0 if chunk.routes is None else len(chunk.routes)
+        if rows != fed:
+            raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
+        segment.routes = chunk.routes
 
     def _check(self, chunk: Chunk) -> None:
-        prompt = chunk.prompt_tokens
-        if prompt is not None and not np.array_equal(prompt, tokens_as_read(self._asked(), self.rules.tokenizer)):
-            raise WrongAnswerError("the answer to another prompt")
+        if chunk.prompt_tokens is not None:
+            asked = tokens_as_read(self._asked(), self.rules.tokenizer)
+            if not np.array_equal(chunk.prompt_tokens, asked):
+                raise WrongAnswerError("the answer to another prompt")
         impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):
             raise WrongAnswerError(f"token {impossible[0]} of a vocabulary of {self.rules.vocabulary}")
 
     def _asked(self) -> Ints:
         """The tokens that the current attempt asked the server to continue."""
-        earlier = [token for segment in self.kept for token in segment.tokens]
-        return np.concatenate([self.request.prompt.tokens, np.array(earlier, np.int32)])
+        return np.concatenate([self.request.prompt.tokens, _tokens_of(self.kept)])
 
     def _end_within(self, segment: JobSegment, start: int) -> int | None:
         """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop
@@ -278,7 +284,8 @@ class GenerationJob:
             seam = self.length - len(tokens)
             everything = self.tokens
             for at in range(start, len(tokens)):
-                if stop_string(self._text_of(everything[: seam + at + 1]), stop) is not None:
+                text = self._text_of(everything[: seam + at + 1])
+                if stop_string(text, stop) is not None:
                     return at + 1
         return None
 
@@ -366,7 +373,11 @@ class GenerationJob:
         request = self.request
         sampling = self.request.sampling
         tokens = self.tokens
-        pairs = [pair for segment in self._segments for pair in segment.log_probs]
+        pairs = list[tuple[float, float]]()
+        masks = list[SamplingMask]()
+        for segment in self._segments:
+            pairs += segment.log_probs
+            masks += segment.masks
         reported, beside = np.ascontiguousarray(np.array(pairs, np.float32).reshape(-1, 2).T)
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
         if not np.isnan(beside).any():
@@ -374,7 +385,7 @@ class GenerationJob:
         begun = request.prompt.begun
         ends = self.rules.stop_tokens
         written = written_text(self.rules.tokenizer, tokens, begun=begun, ends=ends, stop=sampling.stop)
-        masks = [mask for segment in self._segments for mask in segment.masks]
+        mask = SamplingMask.joined(masks) if self.masked and len(tokens) else None
         routes, prompt_routes = self._routes()
         return Completion(
             prompt_uid=request.prompt.uid,
@@ -388,7 +399,7 @@ class GenerationJob:
             policy_version=self.policy_version,
             finish_reason=reason,
             temperature=sampling.temperature,
-            sampling_mask=SamplingMask.joined(masks) if self.masked and len(tokens) else None,
+            sampling_mask=mask,
             routed_experts=routes,
             prompt_routed_experts=prompt_routes,
         )
@@ -397,9 +408,16 @@ class GenerationJob:
         """The experts of each token under the weights that sampled it, and those of the prompt."""
         if self.rules.routes is None:
             return None, None
-        versions = [segment.versions for segment in self._segments]
-        counts = [
-            column == column[-1:] if self.rules.latest_routes else np.full(len(column), True) for column in versions
-        ]
-        parts = zip((segment.routes for segment in self._segments), counts, strict=True)
-        return joined_routes(self.rules.routes, len(self.request.prompt.tokens), list(parts))
+        parts = []
+        for segment in self._segments:
+            versions = segment.versions
+            counts = np.full(len(versions), True)
+            if self.rules.latest_routes:
+                counts = versions == versions[-1:]
+            parts.append((segment.routes, counts))
+        return joined_routes(self.rules.routes, len(self.request.prompt.tokens), parts)
+
+
+def _tokens_of(segments: Sequence[JobSegment]) -> Ints:
+    tokens = [token for segment in segments for token in segment.tokens]
+    return np.array(tokens, np.int32)

@@ -74,8 +74,10 @@ class Replica:
         self._lacks_cache = False  # after `wake`
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
-        self.assigned = self.scoring = 0  # completions and scores assigned to it
-        self.received = self.successes = 0  # tokens; completions and scores; ever
+        self.assigned = 0  # completions
+        self.scoring = 0  # scores
+        self.received = 0  # tokens, ever
+        self.successes = 0  # completions and scores, ever
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
@@ -215,7 +217,8 @@ class Replica:
             scores = await self.dialect.score(self.client, self.facts, tokens, first)
         finally:
             self.scoring -= 1
-        if len(scores) != (count := len(tokens.read) - first):
+        count = len(tokens.read) - first
+        if len(scores) != count:
             raise WrongAnswerError(f"{len(scores)} scores of {count} tokens")
         checked = checked_log_probs(scores)
         self.succeeded()
@@ -329,23 +332,16 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
 def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.status.reason}" for replica in replicas)
-    if len(replicas) == 1:
-        whose = "the server is"
-    else:
-        whose = f"all {len(replicas)} servers are"
+    whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
+    condition = "out of service"
     if any(replica.in_service for replica in replicas):
         condition = "too busy or failing"
-    else:
-        condition = "out of service"
     return UserError(f"engine: {whose} {condition}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:
     """The error for a call that failed repeatedly."""
-    if times == 1:
-        counted = "once"
-    else:
-        counted = f"{times} times in a row"
+    counted = "once" if times == 1 else f"{times} times in a row"
     return UserError(
         f"engine: {what}: failed {counted}, the last time at {replica.url}: {error.reason}",
         remedy="look at the server's log, and resume the run (--resume)",

@@ -47,7 +47,8 @@ class Router:
         if home is not None and home.in_service and home not in job.tried:
             return home
         serving = [replica for replica in self.replicas if replica.in_service]
-        choices = [replica for replica in serving if replica not in job.tried] or serving or self.replicas
+        untried = [replica for replica in serving if replica not in job.tried]
+        choices = untried or serving or self.replicas
         best = min(choices, key=self.occupancy)
         if home is None or not home.in_service:  # the siblings of a completion that failed at home stay there
             if len(self._homes) >= HOMES:
@@ -78,15 +79,18 @@ class Router:
     def _take_a_prompt(self, replica: Replica) -> None:
         """Move a prompt here from a queue that can't be served now: from a replica out of service, else from a full
         one, longest queue first."""
-        others = [
-            other for other in self.replicas if other is not replica and self._queues[other] and not other.has_room
-        ]
-        for other in sorted(others, key=lambda other: (other.in_service, -len(self._queues[other]))):
+
+        def rank(other: Replica) -> tuple[bool, int]:
+            return other.in_service, -len(self._queues[other])
+
+        full = [other for other in self.replicas if other is not replica and not other.has_room]
+        for other in sorted(full, key=rank):
             queue = self._queues[other]
-            uid = next((job.request.prompt.uid for job in queue if self._may_run(job, replica)), None)
-            if uid is None:
+            movable = [job for job in queue if self._may_run(job, replica)]
+            if not movable:
                 continue
-            moving = [job for job in queue if job.request.prompt.uid == uid and self._may_run(job, replica)]
+            uid = movable[0].request.prompt.uid
+            moving = [job for job in movable if job.request.prompt.uid == uid]
             self._queues[other] = deque(job for job in queue if job not in moving)
             self._queues[replica].extend(moving)
             self._homes[uid] = replica
@@ -98,7 +102,7 @@ class Router:
 
     def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:
         """Remove and return the waiting completions selected by `which`."""
-        taken = [job for queue in self._queues.values() for job in queue if which(job)]
+        taken = [job for job in self.jobs if which(job)]
         if taken:
             for replica, queue in self._queues.items():
                 self._queues[replica] = deque(job for job in queue if not which(job))

@@ -57,9 +57,9 @@ class IpcTransport(StreamTransport):
     def cost(cls, servers: Receivers) -> float:
         """See `WeightTransport`: a copy within a GPU; on a CPU one more than for a folder. Servers that take no turns
         with the ranks have other GPUs, as far as is known before `check`."""
-        if servers.on_gpus:
-            return 0.02 if servers.shared else 0.5
-        return 1.5
+        if not servers.on_gpus:
+            return 1.5
+        return 0.02 if servers.shared else 0.5
 
     @classmethod
     def reason(cls, servers: Receivers) -> str:
@@ -68,16 +68,15 @@ class IpcTransport(StreamTransport):
     async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
         """See `WeightTransport`. A handle of GPU memory is valid on that GPU only: each worker must be on one of those
         of the ranks."""
-        on_gpus = [replica for replica in replicas if replica.facts.device == "cuda"]
-        here = device_of(update.module).type
+        on_gpu = device_of(update.module).type == "cuda"
         for replica in replicas:
-            if (replica in on_gpus) != (here == "cuda"):
-                ours, theirs = ("a GPU", "a CPU") if here == "cuda" else ("a CPU", "a GPU")
+            if (replica.facts.device == "cuda") != on_gpu:
+                ours, theirs = ("a GPU", "a CPU") if on_gpu else ("a CPU", "a GPU")
                 raise UserError(f"{replica.url} computes on {theirs}, and the trainer on {ours}", remedy=REMEDY)
-        if not on_gpus:
+        if not replicas or not on_gpu:
             return
         devices = await self.compute(devices_of, update.module)
-        for replica in on_gpus:
+        for replica in replicas:
             try:
                 await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
             except ServerError as error:
@@ -106,7 +105,11 @@ class IpcTransport(StreamTransport):
             for call in calls:
                 call.cancel()
         own = streaming.exception()
-        errors = {replica: error for call, replica in calls.items() if (error := _error_of(call)) is not None}
+        errors = Errors()
+        for call, replica in calls.items():
+            error = _error_of(call)
+            if error is not None:
+                errors[replica] = error
         if own is not None and not isinstance(own, _NobodyLeft):
             raise own
         return errors
@@ -200,7 +203,9 @@ async def _load(replica: Replica, weights: NewWeights, delivery: _Delivery) -> N
 
 
 def _error_of(call: "asyncio.Task[None]") -> Exception | None:
-    error = asyncio.CancelledError() if call.cancelled() else call.exception()
+    if call.cancelled():
+        raise asyncio.CancelledError
+    error = call.exception()
     if error is None or isinstance(error, ServerError | UserError):
         return error
     raise error
@@ -251,7 +256,8 @@ def _fill(
 ) -> BaseException | None:
     """Every rank fills the same buckets, each in its own memory; rank 0 delivers the handles of all. Returns its
     problem, after which the ranks are still together."""
-    module, ranks = lender.module, lender.ranks
+    module = lender.module
+    ranks = lender.ranks
     memory = _BucketMemory(device_of(module), named=delivery is not None)
     problem: BaseException | None = None
     try:
@@ -259,9 +265,12 @@ def _fill(
             for bucket, content in filled_buckets(module, plan, memory.allocate, file_names=file_names):
                 handles = ranks.gather(memory.handle(content))
                 if delivery is not None:
-                    by_device = {device: own for each in handles for device, own in each.items()}
-                    given = {"handles": by_device, "tensors": bucket.as_json}
-                    problem = _attempt(delivery, {"kind": "ipc", "content": given, "last": bucket is plan[-1]})
+                    by_device = Handles()
+                    for of_rank in handles:
+                        by_device |= of_rank
+                    content_of = {"handles": by_device, "tensors": bucket.as_json}
+                    update = {"kind": "ipc", "content": content_of, "last": bucket is plan[-1]}
+                    problem = _attempt(delivery, update)
                 if not ranks.share_value(problem is None):
                     return problem
         if delivery is not None:  # until all have loaded the last one, no rank frees its memory
@@ -299,8 +308,10 @@ class _BucketMemory:
             return torch.empty(size, dtype=torch.uint8, device=self.device)
         if self._folder is None:
             remove_leftovers(SHARED_MEMORY)
-            room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * size
-            self._folder = LockedFolder(SHARED_MEMORY if room else Path(tempfile.gettempdir()))
+            place = Path(tempfile.gettempdir())
+            if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * size:
+                place = SHARED_MEMORY
+            self._folder = LockedFolder(place)
         file = self._folder.path / f"bucket-{len(self._files)}"
         with file.open("xb") as opened:
             allocate(opened, size)
@@ -329,11 +340,23 @@ def _cuda_handle(memory: Tensor) -> dict[str, Any]:
     from torch.multiprocessing.reductions import reduce_tensor
 
     _, (_, size, stride, offset, _, _, _, handle, *sizes, grad, counter, at, event, waits) = reduce_tensor(memory)
-    values = {"tensor_size": list(size), "tensor_stride": list(stride), "tensor_offset": offset}
-    values |= {"storage_handle": handle, "storage_size_bytes": sizes[0]}
-    values |= {"storage_offset_bytes": sizes[1], "requires_grad": grad, "ref_counter_handle": counter}
-    values |= {"ref_counter_offset": at, "event_handle": event, "event_sync_required": waits}
-    return {
-        name: f"={base64.b64encode(value).decode()}" if isinstance(value, bytes) else value
-        for name, value in values.items()
+    values = {
+        "tensor_size": list(size),
+        "tensor_stride": list(stride),
+        "tensor_offset": offset,
+        "storage_handle": handle,
+        "storage_size_bytes": sizes[0],
+        "storage_offset_bytes": sizes[1],
+        "requires_grad": grad,
+        "ref_counter_handle": counter,
+        "ref_counter_offset": at,
+        "event_handle": event,
+        "event_sync_required": waits,
     }
+    return {name: _encoded(value) for name, value in values.items()}
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"={base64.b64encode(value).decode()}"
+    return value

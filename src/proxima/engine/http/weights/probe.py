@@ -14,9 +14,10 @@ server: 67 of 74 single tensors do (median 0.22, least 0.10). Each token's row o
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -72,25 +73,24 @@ def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more; after those of an image, if prompts show images."""
     store = image_store(tokenizer)
-    if store is None:
-        image = np.zeros(0, np.int32)
-    else:
-        image = store.tokens(PROBE)
+    image = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
-    if longest is None:
-        length = CONTEXT + count
-    else:
-        length = min(CONTEXT + count, longest - 1 - len(image))
+    length = CONTEXT + count
+    if longest is not None:
+        length = min(length, longest - 1 - len(image))
     if length <= CONTEXT:
         reason = f"is too short for the {len(image) + CONTEXT + 2} tokens of the probe"
         raise UserError(f"a maximum length of {longest} {reason}", remedy="set a larger model.max_length")
-    return np.concatenate([image, np.asarray((ids * -(-length // len(ids)))[:length], np.int32)])
+    text = list(islice(cycle(ids), length))
+    return np.concatenate([image, np.asarray(text, np.int32)])
 
 
 def first_compared(tokens: Ints) -> int:
     """The place of the first token whose log-prob is compared; those before it are an image and its context."""
     places = np.flatnonzero(tokens < 0)
-    return CONTEXT + (int(places[-1]) + 1 if len(places) else 0)
+    if not len(places):
+        return CONTEXT
+    return int(places[-1]) + 1 + CONTEXT
 
 
 def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None, *, other: bool = False) -> Floats:
@@ -110,9 +110,11 @@ def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None, *, oth
     with torch.no_grad():
         if lender is not None:
             log_prob = lender.everywhere(partial(_pass_of_ranks, tokens=tokens, other=other))
-        else:
-            with _in_other_dtype(module) if other else nullcontext():
+        elif other:
+            with _in_other_dtype(module):
                 log_prob = _log_prob(module, tokens, images)
+        else:
+            log_prob = _log_prob(module, tokens, images)
         values: Floats = log_prob.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise NotFiniteError("the trainer's model gives log-probs that are not finite")
@@ -192,7 +194,8 @@ def perturbed(
     Args:
         names: of the parameters that are perturbed; None: all.
     """
-    with perturbing(module, strengths(module, tokens, images, names)):
+    amounts = strengths(module, tokens, images, names)
+    with perturbing(module, amounts):
         yield
 
 
@@ -210,21 +213,23 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None, names: Sequen
     else:
         count, squares = lender.everywhere(partial(_squares_of_ranks, tokens=tokens))
     parameters = dict(module.named_parameters())
+    unread = set[int]()
     if images is None:
-        unread = {id(parameter) for parameter in vision_parameters(module).values()}
-    else:
-        unread = set[int]()
+        unread.update(map(id, vision_parameters(module).values()))
+    moved = len(parameters)
     if names is not None:
-        unread |= {id(parameter) for name, parameter in parameters.items() if name not in set(names)}
-    movement = MOVED * (count / (len(parameters) if names is None else len(names))) ** 0.5
+        unread.update(id(parameter) for name, parameter in parameters.items() if name not in set(names))
+        moved = len(names)
+    movement = MOVED * (count / moved) ** 0.5
     amounts = list[float]()
     for parameter, (slope, square) in zip(parameters.values(), squares, strict=True):
-        steep = float(slope**0.5)
-        size = float((square / max(1, parameter.numel())) ** 0.5) or 1.0
         if id(parameter) in unread:
             amounts.append(0.0)
-        else:
-            amounts.append(size * min(max(movement / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
+            continue
+        steep = float(slope**0.5)
+        size = float((square / max(1, parameter.numel())) ** 0.5) or 1.0
+        relative = movement / (steep * size) if steep else LARGEST
+        amounts.append(size * min(max(relative, SMALLEST), LARGEST))
     return amounts
 
 
@@ -254,8 +259,10 @@ def _squares(
     try:
         with torch.enable_grad():
             values = log_prob()
-            signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-            ((values * signs.to(values)).sum() / shares).backward()
+            generator = torch.Generator().manual_seed(0)
+            signs = torch.randint(0, 2, values.shape, generator=generator) * 2 - 1
+            signed = (values * signs.to(values)).sum() / shares
+            signed.backward()
     finally:
         for hook in hooks:
             hook.remove()
@@ -263,9 +270,11 @@ def _squares(
             parameter.requires_grad_(needed)
             parameter.grad = gradient
     nothing = torch.zeros((), dtype=torch.float64, device=values.device)
-    rows = [[slopes.get(id(p), nothing), _square(p)] for p in parameters]
-    flat = torch.stack([each.to(values.device) for row in rows for each in row])
-    return len(values), flat.cpu().numpy().reshape(-1, 2)
+    flat = list[Tensor]()
+    for parameter in parameters:
+        flat.append(slopes.get(id(parameter), nothing).to(values.device))
+        flat.append(_square(parameter).to(values.device))
+    return len(values), torch.stack(flat).cpu().numpy().reshape(-1, 2)
 
 
 def _square(tensor: Tensor) -> Tensor:
@@ -275,7 +284,8 @@ def _square(tensor: Tensor) -> Tensor:
 
 def _squares_of_ranks(lender: Any, *, tokens: Ints) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
     """`_squares` over all ranks' slices, on rank 0."""
-    ranks, sharded = lender.ranks, lender.sharded
+    ranks = lender.ranks
+    sharded = lender.sharded
     lender.policy.sync_gradients(True)
     count, own = _squares(sharded, partial(_pass_of_ranks, lender, tokens=tokens), ranks.shares)
     own /= np.asarray([[copies(parameter, ranks.size)] for parameter in sharded.parameters()])
@@ -288,13 +298,12 @@ def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = No
     lender = lender_of(module)
     if lender is not None and not _has_float32(lender):
         return None
-    away = np.abs(trainer_log_prob(module, tokens, images, other=True).astype(np.float64) - expected)
-    # the trainer rounds too, but differently
-    if precision_of(module) != torch.bfloat16:
-        both = 1.0
-    else:
-        both = 2**0.5
-    return Bound(both * float(away.mean()), both * float(away.max()))
+    other = trainer_log_prob(module, tokens, images, other=True)
+    away = np.abs(other.astype(np.float64) - expected)
+    factor = 1.0
+    if precision_of(module) == torch.bfloat16:  # the trainer rounds too, but differently
+        factor = 2**0.5
+    return Bound(factor * float(away.mean()), factor * float(away.max()))
 
 
 def _has_float32(lender: Any) -> bool:
@@ -352,7 +361,8 @@ def check_distance(url: str, weights: str, expected: Floats, reported: Floats, b
         UserError: the distance exceeds the bound.
     """
     away = np.abs(reported.astype(np.float64) - expected)
-    mean, largest = float(away.mean()), float(away.max())
+    mean = float(away.mean())
+    largest = float(away.max())
     if not (mean <= bound.mean and largest <= bound.largest):  # NaN exceeds it too
         raise UserError(
             f"{url} does not compute with the weights of {weights}: its log-probs are {mean:.3g} nats from the"

@@ -103,20 +103,20 @@ class WeightSync:
         """
         self.kind, reason = choose_transport(self._receivers(facts))
         self.transport = transport_kind(self.kind)(self.spec, self.setup)
-        # outside training the model here is not the one that is trained
-        ignored = self.spec.adapters_only and self.transport.sends != "adapters"
-        if ignored:
-            also = "; engine.adapters_only has no effect outside training"
-        else:
-            also = ""
-        return f"engine: new weights are sent by {self.kind}: {reason}{also}"
+        # outside training, the model here is not the one that is trained
+        if self.spec.adapters_only and self.transport.sends != "adapters":
+            reason = f"{reason}; engine.adapters_only has no effect outside training"
+        return f"engine: new weights are sent by {self.kind}: {reason}"
 
     def _receivers(self, facts: Sequence[ServerFacts]) -> Receivers:
         return Receivers(facts, self.spec, self.setup.shares_devices, self.setup.adapter_rank)
 
     def label_of(self, run: str, number: int, version: int) -> str:
         """The servers' name for the weights of a run's publication `number`; see `run_labels`."""
-        return f"{run}.{number}.v{version}{ADAPTED if self.transport.sends == 'adapters' else ''}"
+        label = f"{run}.{number}.v{version}"
+        if self.transport.sends == "adapters":
+            return label + ADAPTED
+        return label
 
     async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> str | None:
         """Before the first weights, check that they can be sent as chosen to these servers. If they can't, and `auto`
@@ -251,7 +251,8 @@ class WeightSync:
 
     async def _prove(self, replica: Replica, copy: StagedWeights, push_round: PushRound | None) -> Report:
         """Load the perturbed copy, and verify that the server computes with all of it."""
-        await self._load_weights(replica, copy, None if push_round is None else push_round.copies)
+        copies = None if push_round is None else push_round.copies
+        await self._load_weights(replica, copy, copies)
         scores = await self._score(replica)
         bound = copy_bound(replica.facts, self.spec.probe_bound, copy.precision, rounds=copy.rounding)
         metrics = check_distance(replica.url, "the perturbed copy", copy.expected, scores, bound)
@@ -274,7 +275,9 @@ class WeightSync:
         """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
         await self.transport.push(replica, weights.handover, push_round)
         await replica.take_cache()
-        dialect, client, facts = replica.dialect, replica.client, replica.facts
+        dialect = replica.dialect
+        client = replica.client
+        facts = replica.facts
         self._labels.add(weights.handover.label)
         interrupt = self.spec.interrupt
         # kept completions keep their cache, which has another salt; but a server that returns may have cached under the
@@ -322,8 +325,10 @@ class WeightSync:
 def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
     """Combine the figures of several replicas: the largest of each, and the number of replicas. Empty without
     reports."""
-    names = {name for report in reports for name in report}
-    figures = {name: max(report[name] for report in reports if name in report) for name in names}
-    if reports:
-        return figures | {"replicas": len(reports)}
-    return {}
+    if not reports:
+        return {}
+    figures = dict[str, float]()
+    for report in reports:
+        for name, value in report.items():
+            figures[name] = max(figures.get(name, value), value)
+    return figures | {"replicas": len(reports)}
