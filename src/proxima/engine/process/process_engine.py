@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequ
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 

@@ -11,6 +11,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.placement_section import RankPlacement
 from proxima.data import FieldError, UserError
+from proxima.data.columns import Floats
 from proxima.engine import ENGINES
 from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.http.server_settings import ServerSettings
@@ -96,8 +97,10 @@ class Diagnosis:
     def found(self) -> list[str]:
         """The names of what makes the mismatch: settings by which it is less, most effective first, and promises that
         are broken. Empty for a healthy engine."""
-        rows = sorted((row for row in self.rows if row.verdict == "less"), key=_size, reverse=True)
-        return [*(promise.name for promise in self.promises if promise.broken), *(row.name for row in rows)]
+        broken = [promise.name for promise in self.promises if promise.broken]
+        less = [row for row in self.rows if row.verdict == "less"]
+        less.sort(key=_size, reverse=True)
+        return broken + [row.name for row in less]
 
 
 def diagnose(config: RunConfig, report: Report, *, prompts: int, samples: int, tokens: int) -> Diagnosis:
@@ -114,10 +117,9 @@ def diagnose(config: RunConfig, report: Report, *, prompts: int, samples: int, t
             are loaded.
     """
     if isinstance(config.placement, RankPlacement):
+        kind = type(config.placement).__name__
         remedy = "set placement=null; the engine's own settings stay"
-        raise FieldError(
-            "placement", type(config.placement).__name__, "spreads a run, and this is one process", remedy=remedy
-        )
+        raise FieldError("placement", kind, "spreads a run, and this is one process", remedy=remedy)
     set_compute_threads(config.runtime.threads)
     model = config.model.unloaded([*tasks_of(config).values(), config.episode])
     model, _ = within_servers(model, {"engine": config.engine})
@@ -139,11 +141,11 @@ def _requests_of(config: RunConfig, model: UnloadedModel, *, prompts: int, sampl
     source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
     asked = source.next(min(prompts, len(rows)))
     sampling = replace(config.sampling, max_tokens=min(tokens, config.sampling.max_tokens))
-    return [
-        Request(prompt=prompt, sample=sample, sampling=sampling, seed=config.seed)
-        for prompt in asked
-        for sample in range(samples)
-    ]
+    requests = []
+    for prompt in asked:
+        for sample in range(samples):
+            requests.append(Request(prompt=prompt, sample=sample, sampling=sampling, seed=config.seed))
+    return requests
 
 
 @dataclass(kw_only=True, eq=False)
@@ -171,7 +173,9 @@ class Examination:
             ratios = bench.ratios(own)
             rows = [*self._orders(engine, ratios), *self._samplings(engine, ratios), *self._trainers(own, ratios)]
             self.report("promises")
-            promises = [each for promise in PROMISES for each in promise(bench, engine, own)]
+            promises = list[Promise]()
+            for promise in PROMISES:
+                promises += promise(bench, engine, own)
         varied = [self._varied(spec, each, ratios) for each in variations_of(spec, bench.view.policy.device)]
         return Diagnosis(
             engine=ENGINES.kind_of(spec),
@@ -203,10 +207,7 @@ class Examination:
         """The same requests one after another, and in the opposite order."""
         bench = self.bench
         self.report("one request at a time")
-        if isinstance(self.config.engine, ServerSettings):
-            fields = ["engine.max_running=1"]
-        else:
-            fields = []
+        fields = ["engine.max_running=1"] if isinstance(self.config.engine, ServerSettings) else []
         alone = bench.read(engine, at_once=False)
         yield _row("requests", "one at a time", bench.ratios(alone), own, rate=alone.rate, fields=fields)
         self.report("requests in the opposite order")
@@ -214,10 +215,7 @@ class Examination:
         turned = bench.read(engine, bench.requests[::-1])
         scores = bench.score(engine, bench.answers[::-1])
         turned = replace(
-            turned,
-            answers=turned.answers[::-1],
-            scores=None if scores is None else scores[::-1],
-            own_scores=None if turned.own_scores is None else turned.own_scores[::-1],
+            turned, answers=turned.answers[::-1], scores=_turned(scores), own_scores=_turned(turned.own_scores)
         )
         yield _row("requests", "in the opposite order", bench.ratios(turned), own, rate=turned.rate)
 
@@ -266,7 +264,8 @@ class Examination:
             first, ratios_of_first = self.tried[one.name]
             second, ratios_of_second = self.tried[other.name]
             try:
-                with self.bench.running(second.change(first.change(spec))) as engine:
+                changed = second.change(first.change(spec))
+                with self.bench.running(changed) as engine:
                     both = self.bench.ratios(self.bench.read(engine))
             except UserError as error:
                 self.report(f"the engine does not run so: {error.reason}")
@@ -274,13 +273,20 @@ class Examination:
             yield _pair((one.name, other.name), own, (ratios_of_first, ratios_of_second), both)
 
 
+def _turned(scores: Sequence[Floats] | None) -> Sequence[Floats] | None:
+    """In the opposite order."""
+    return None if scores is None else scores[::-1]
+
+
 def _pair(names: tuple[str, str], own: Ratios, alone: tuple[Ratios, Ratios], both: Ratios) -> SettingPair:
     """Two settings at once, by scored or by sampled tokens, whichever both together move more."""
     found = list[SettingPair]()
     for way, before in own.ways.items():
-        first, second, after = (ratios.ways[way] for ratios in (*alone, both))
+        first, second = (ratios.ways[way] for ratios in alone)
+        after = both.ways[way]
         together = interval(before - after)
-        found.append(SettingPair(names=names, less=together, more_than_sum=interval(first + second - before - after)))
+        beyond = interval(first + second - before - after)
+        found.append(SettingPair(names=names, less=together, more_than_sum=beyond))
     return max(found, key=lambda pair: abs(pair.less.value))
 
 

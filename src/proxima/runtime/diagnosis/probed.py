@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
@@ -17,6 +17,8 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.runtime.diagnosis.mismatch import distances
 from proxima.runtime.diagnosis.trainer_view import EngineAnswer, TrainerView
+
+T = TypeVar("T")
 
 ANY = 1e9  # nats: a server whose weights a run would refuse is diagnosed, not refused
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
+from proxima.data.errors import counted
 from proxima.process.worker import START_SECONDS, JobResult
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
@@ -23,7 +24,8 @@ QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_d
 WAIT_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 # a head that has not answered for so long is lost; Ray, which waits for a minute, then ends the process with no word
 # about the run
-HEAD_SECONDS, HEAD_POLL = 25.0, 2.0
+HEAD_SECONDS = 25.0
+HEAD_POLL = 2.0  # between two questions
 
 
 @contextmanager
@@ -51,9 +53,9 @@ def connected(spec: RayPlacement) -> Iterator[None]:
         reason = first_line_of(error)
         if address is None:
             raise UserError(f"no Ray cluster could be started on this machine: {reason}") from None
-        token = "; all its nodes need one token, ~/.ray/auth_token or RAY_AUTH_MODE=disabled"
-        hint = token if "auth" in reason.lower() or "token" in reason.lower() else ""
-        raise FieldError("placement.address", address, f"refuses this process: {reason}{hint}") from None
+        if "auth" in reason.lower() or "token" in reason.lower():
+            reason = f"{reason}; all its nodes need one token, ~/.ray/auth_token or RAY_AUTH_MODE=disabled"
+        raise FieldError("placement.address", address, f"refuses this process: {reason}") from None
     try:
         yield
     finally:
@@ -84,7 +86,8 @@ class HeadWatch:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._asked_at = self._answered_at = time.monotonic()
+        self._asked_at = time.monotonic()
+        self._answered_at = self._asked_at
 
     def check(self) -> None:
         """Ask it now and then.
@@ -126,14 +129,18 @@ class HeadWatch:
 
 def first_line_of(error: BaseException) -> str:
     """The first line of a Ray error, without the process states below it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".:")
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].strip().rstrip(".:")
 
 
 def bundle_of(spec: RayPlacement) -> dict[str, float]:
     """The resources that one rank reserves; with `colocate`, a server and its ranks."""
-    cpus = spec.ranks // spec.bundles * spec.cpus_per_rank + (spec.cpus_per_engine if spec.colocate else 0)
-    return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
+    bundle = {"CPU": spec.ranks // spec.bundles * spec.cpus_per_rank}
+    if spec.colocate:
+        bundle["CPU"] += spec.cpus_per_engine
+    if spec.gpus_of_ranks:
+        bundle["GPU"] = spec.gpus_of_ranks
+    return bundle
 
 
 def say(line: str) -> None:
@@ -155,24 +162,26 @@ def fitted(spec: RayPlacement) -> RayPlacement:
         say("no node of the cluster has a GPU: the ranks compute on CPUs")
         spec = replace(spec, gpus_per_rank=0.0)
     bundle = bundle_of(spec)
-    fits = [min(int(node.get(name, 0) // amount) for name, amount in bundle.items()) for node in nodes]
+    fits = [_bundles_on(node, bundle) for node in nodes]
     ranks = {"STRICT_PACK": max(fits, default=0), "STRICT_SPREAD": sum(fit > 0 for fit in fits)}
     possible = ranks.get(spec.strategy, sum(fits))
     if possible >= spec.bundles:
         return spec
     totals = {name: sum(node.get(name, 0) for node in nodes) for name in bundle}
-    plural = "s" if len(nodes) != 1 else ""
     bound = (
         f"asks for {_listed(bundle)} each, with {spec.strategy}, and the cluster has {_listed(totals)} on "
-        f"{len(nodes)} node{plural}, room for {possible}"
+        f"{counted(len(nodes), 'node')}, room for {possible}"
     )
-    no_gpu = spec.gpus_per_rank and not totals["GPU"]
-    if no_gpu:
+    remedy = "lower it, or add nodes"
+    if spec.gpus_per_rank and not totals["GPU"]:
         remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes"
-    else:
-        remedy = "lower it, or add nodes"
     name = "engines" if spec.colocate else "ranks"
     raise FieldError(f"placement.{name}", spec.bundles, bound, remedy=remedy)
+
+
+def _bundles_on(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
+    """How many bundles fit on a node, if nobody uses it."""
+    return min(int(node.get(name, 0) // amount) for name, amount in bundle.items())
 
 
 def _listed(resources: Mapping[str, float]) -> str:
@@ -221,11 +230,14 @@ def start_actor(kind: type, place: tuple[Any, int] | None, *arguments: Any, **re
     # else a thread that kills it too late, after the disconnect, starts a cluster; the variable RAY_ENABLE_AUTO_CONNECT
     # would be read before this, and reach code of users
     auto_init_hook.enable_auto_connect = False
+    strategy: Any = "SPREAD"
+    if place is not None:
+        strategy = PlacementGroupSchedulingStrategy(*place)
     actor: Any = ray.remote(kind)
     options = actor.options(
         max_restarts=0,
         max_concurrency=2,
-        scheduling_strategy="SPREAD" if place is None else PlacementGroupSchedulingStrategy(*place),
+        scheduling_strategy=strategy,
         runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
         **resources,
     )
@@ -243,8 +255,9 @@ def kill_actor(actor: Any) -> None:
 def python_path() -> str:
     """The folders in which this process finds modules, other than its interpreter's own."""
     installed = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
-    outside = (path for path in map(os.path.abspath, sys.path) if not os.path.realpath(path).startswith(installed))
-    return os.pathsep.join(dict.fromkeys(path for path in outside if os.path.isdir(path)))
+    folders = dict.fromkeys(map(os.path.abspath, sys.path))
+    outside = [folder for folder in folders if not os.path.realpath(folder).startswith(installed)]
+    return os.pathsep.join(filter(os.path.isdir, outside))
 
 
 # ---- reward workers on the nodes -------------------------------------------------------------------------------------
@@ -289,7 +302,8 @@ class ActorPool(WorkerPool):
                 raise RuntimeError("the pool is closed")
             _connect()
             worker = _ActorWorker(self._options)
-            self._alive = [*(other for other in self._alive if other.alive), worker]
+            self._alive = [other for other in self._alive if other.alive]
+            self._alive.append(worker)
         worker.wait()
         return worker
 
@@ -306,7 +320,8 @@ class _ActorWorker:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._actor = start_actor(RewardActor, None, options, num_cpus=1)
-        self.alive, self.jobs_done = True, 0  # never recycled: the actor's own pool replaces the worker below it
+        self.alive = True
+        self.jobs_done = 0  # never recycled: the actor's own pool replaces the worker below it
 
     def wait(self) -> None:
         """Wait until the actor is ready. RuntimeError if it does not start."""
@@ -316,10 +331,8 @@ class _ActorWorker:
             ray.get(self._actor.__ray_ready__.remote(), timeout=START_SECONDS)
         except Exception as error:
             self.kill()
-            if isinstance(error, TimeoutError):
-                reason = "the cluster grants no core"
-            else:
-                reason = first_line_of(error)
+            late = isinstance(error, TimeoutError)
+            reason = "the cluster grants no core" if late else first_line_of(error)
             raise RuntimeError(f"no actor after {START_SECONDS:g} s: {reason}") from error
 
     def run(self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None) -> JobResult:

@@ -105,10 +105,11 @@ def train_on_ray(
     config = resolved.config
     folder = new_run_folder(config.folder, resolved.recipe).absolute()  # the same at each start of the ranks
     RunFolder(folder).check(resume=begin["resume"], overwrite=begin["overwrite"])
-    texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
-    arguments = {"recipe": recipe, "override": texts, **begin}
+    texts = [text for text in overrides if not text.startswith("folder=")]
+    arguments = {"recipe": recipe, "override": [*texts, f"folder={folder}"], **begin}
     gc.enable()
-    return supervise(RANK, config.placement, arguments, engine_plan(config, folder)), folder
+    plan = engine_plan(config, folder)
+    return supervise(RANK, config.placement, arguments, plan), folder
 
 
 def supervise(
@@ -133,10 +134,7 @@ def supervise(
     """
     with signals_restored(), connected(spec), signals_handled(signal.default_int_handler):  # Ray has set its own
         spec = fitted(spec)
-        if engines is None:
-            placed = None
-        else:
-            placed = EngineGroup(spec, engines)
+        placed = None if engines is None else EngineGroup(spec, engines)
         interrupts: list[int] = []
         for starts in range(spec.restarts + 1):
             group = start_group(spec, function, arguments, placed)
@@ -200,9 +198,11 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
                 continue
             stream, lines = event
             if rank == 0:
-                print(*lines, sep="\n", file=sys.stdout if stream == 1 else sys.stderr, flush=True)
+                printed = sys.stdout if stream == 1 else sys.stderr
+                print(*lines, sep="\n", file=printed, flush=True)
             for line in filter(str.strip, lines):
-                last[rank] = line.strip() if stream == 2 else last[rank]
+                if stream == 2:
+                    last[rank] = line.strip()
                 if rank > 0:
                     others.add(rank, line)
         others.flush()
@@ -225,12 +225,21 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
 def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
     """The end that decides about the run. A rank that was killed or lost breaks the collectives of the others, which
     then raise or exit, and rank 0 reports that and fails; without such a rank, rank 0's own end is the run's."""
-    zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
-    # torch aborts a rank whose peers are gone: after rank 0's own end, an abort is not the cause
-    killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]
-    if zero < len(ends) and (not killed or ends[zero].exit_code in (0, INTERRUPTED)):
-        return ends[zero]
-    return next(iter(killed), None) or next((end for end in ends if end.exit_code != 0), ends[0])
+    own: RankEnd | None = None
+    killed = list[RankEnd]()
+    for end in ends:
+        # torch aborts a rank whose peers are gone: after rank 0's own end, an abort is not the cause
+        follows = own is not None and end.exit_code == -signal.SIGABRT
+        if end.killed and not follows:
+            killed.append(end)
+        if own is None and end.rank == 0:
+            own = end
+    if own is not None and (not killed or own.exit_code in (0, INTERRUPTED)):
+        return own
+    if killed:
+        return killed[0]
+    failed = [end for end in ends if end.exit_code != 0]
+    return failed[0] if failed else ends[0]
 
 
 def describe_end(end: RankEnd, group: RankGroup) -> str:
@@ -240,13 +249,14 @@ def describe_end(end: RankEnd, group: RankGroup) -> str:
     name = f"rank {end.rank} on {group.places[end.rank].host}"
     if end.exit_code is None:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        lost = group.places[end.rank].node not in alive
-        return f"{name} died: {'its node was lost' if lost else end.reason}"
-    if end.reason:
-        last = f"; its last line: {end.reason}"
-    else:
-        last = ""
-    return f"{name} {'died:' if end.killed else 'ended with'} {describe_exit(end.exit_code)}{last}"
+        if group.places[end.rank].node not in alive:
+            return f"{name} died: its node was lost"
+        return f"{name} died: {end.reason}"
+    verb = "died:" if end.killed else "ended with"
+    described = f"{name} {verb} {describe_exit(end.exit_code)}"
+    if not end.reason:
+        return described
+    return f"{described}; its last line: {end.reason}"
 
 
 def _reason(error: Exception) -> str:
@@ -273,12 +283,15 @@ def start_group(
     """
     import ray
 
-    servers = engines if spec.colocate else None  # they have the devices
-    if servers:
-        reserved = None
-    else:
+    servers = engines if spec.colocate else None
+    if servers is None:
         reserved = reserve(spec, "ranks", bundle_of(spec))
-    bundles, gpus = (servers.bundles, 0.0) if servers else (reserved, spec.gpus_per_rank)
+        bundles = reserved
+        gpus = spec.gpus_per_rank
+    else:  # they have the devices
+        reserved = None
+        bundles = servers.bundles
+        gpus = 0.0
     per_bundle = spec.ranks // spec.bundles
     hosts = [
         start_actor(RankHost, (bundles, index // per_bundle), num_cpus=spec.cpus_per_rank, num_gpus=gpus)
@@ -288,17 +301,19 @@ def start_group(
         places = ray.get([host.place.remote() for host in hosts], timeout=spec.start_timeout)
     except Exception as error:
         raise _not_started(error, spec) from None
-    if servers:
+    if servers is not None:
         places = [replace(place, gpus=devices) for place, devices in zip(places, servers.devices(), strict=True)]
     context = ray.get_runtime_context()
     order = rank_order(places, context.get_node_id())
-    hosts, places = [hosts[index] for index in order], [places[index] for index in order]
+    hosts = [hosts[index] for index in order]
+    places = [places[index] for index in order]
     common = {**spec.env, ADDRESS: str(context.gcs_address)}  # for actors of rank 0
-    common |= {} if engines is None else engines.attach(places)
-    reports = [
-        host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
-        for host, variables in zip(hosts, rank_variables(places), strict=True)
-    ]
+    if engines is not None:
+        common |= engines.attach(places)
+    reports = list[Any]()
+    for host, variables in zip(hosts, rank_variables(places), strict=True):
+        run = host.run.options(num_returns="streaming")
+        reports.append(run.remote(function, dict(arguments), common | variables, str(Path.cwd())))
     head = HeadWatch(str(context.gcs_address))
     return RankGroup(hosts=hosts, places=places, reports=reports, bundles=reserved, head=head)
 
@@ -311,18 +326,22 @@ def _not_started(error: Exception, spec: RayPlacement) -> UserError:
         late = f"the ranks did not start within placement.start_timeout={spec.start_timeout:g} s"
         return UserError(late, remedy="see `ray status` and Ray's logs of the nodes in /tmp/ray/session_latest/logs")
     lines = [line.strip() for line in str(error).splitlines()]
-    missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), "")
-    remedy = "install the same packages on all nodes" if missing else ""
-    return UserError(f"a rank could not be started: {missing or first_line_of(error)}", remedy=remedy)
+    failed_imports = [line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))]
+    if failed_imports:
+        reason = f"a rank could not be started: {failed_imports[0]}"
+        return UserError(reason, remedy="install the same packages on all nodes")
+    return UserError(f"a rank could not be started: {first_line_of(error)}")
 
 
 def rank_order(places: Sequence[ActorPlace], driver: str) -> list[int]:
     """The indices of the actors by rank: node by node, first the node of this process, where the run folder is."""
     sizes = Counter(place.node for place in places)
-    return sorted(
-        range(len(places)),
-        key=lambda index: (places[index].node != driver, -sizes[places[index].node], places[index].node, index),
-    )
+
+    def turn(index: int) -> tuple[bool, int, str, int]:
+        node = places[index].node
+        return node != driver, -sizes[node], node, index
+
+    return sorted(range(len(places)), key=turn)
 
 
 def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
@@ -343,5 +362,7 @@ def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
             "MASTER_PORT": str(places[0].port),
             STARTED_BY: "ray",
         }
-        variables.append(of_rank | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))
+        if devices:
+            of_rank["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+        variables.append(of_rank)
     return variables

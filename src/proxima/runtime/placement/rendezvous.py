@@ -78,12 +78,16 @@ def _first_rank(
 ) -> Iterator[None]:
     """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
     listens, called = listener_addresses(os.environ)
-    ranks.monitor = monitor = RankWatch(ranks, placement.timeout, listens)
+    monitor = RankWatch(ranks, placement.timeout, listens)
+    ranks.monitor = monitor
     with terminated_by_launcher(monitor):
         try:
             store.set(MONITOR, f"{called} {monitor.port} {monitor.token}")
             peers = monitor.meet(_patience(placement))
-            compare_facts({monitor.name(0): facts} | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
+            by_name = {monitor.name(0): facts}
+            for rank in sorted(peers):
+                by_name[peers[rank].name] = peers[rank].facts
+            compare_facts(by_name)
             yield
         except Exception as error:
             failure = monitor.cause(error)
@@ -140,11 +144,12 @@ def _store(seconds: float) -> PrefixStore:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # this process ends with torchrun, however that ends
         end_with_parent()
     port = os.environ["MASTER_PORT"]
+    launcher_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store = TCPStore(
             os.environ["MASTER_ADDR"],
             int(port),
-            is_master=os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            is_master=os.environ["RANK"] == "0" and not launcher_has_it,
             timeout=timedelta(seconds=seconds),
             wait_for_workers=False,
             multi_tenant=True,
@@ -152,10 +157,9 @@ def _store(seconds: float) -> PrefixStore:
     except Exception as error:  # of several classes
         if os.environ["RANK"] != "0":
             raise _no_rank_zero(f"could not be reached within {seconds:g} s") from None
-        if "EADDRINUSE" in str(error):
+        reason = " ".join(str(error).split())
+        if "EADDRINUSE" in reason:
             reason = "is in use on this machine"
-        else:
-            reason = " ".join(str(error).split())
         raise FieldError("MASTER_PORT", port, reason, remedy="set another port for the ranks to meet at") from None
     return PrefixStore(f"proxima/{next(_groups)}", store)
 
@@ -164,11 +168,12 @@ def _connect(store: PrefixStore, ranks: ProcessRanks, placement: RankPlacement) 
     # derives from torch.distributed.checkpoint, which only several ranks load
     from proxima.training.sharded_checkpoint import ShardedWriter
 
-    cuda = torch.cuda.is_available()
-    if cuda:
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        backend,
         store=store,
         rank=ranks.rank,
         world_size=ranks.size,
@@ -203,10 +208,17 @@ def rank_facts(config: RunConfig | OfflineConfig) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    same: dict[str, Any] = {"proxima": __version__, "python": platform.python_version()}
-    same |= {name: package_version(name) for name in ("torch", "transformers")}
-    same |= {"WORLD_SIZE": int(os.environ["WORLD_SIZE"]), "device": device}
-    same |= {path: value for path, value in flat_values(config).items() if path.split(".")[0] not in OWN}
+    same: dict[str, Any] = {
+        "proxima": __version__,
+        "python": platform.python_version(),
+        "torch": package_version("torch"),
+        "transformers": package_version("transformers"),
+        "WORLD_SIZE": int(os.environ["WORLD_SIZE"]),
+        "device": device,
+    }
+    for path, value in flat_values(config).items():
+        if path.split(".")[0] not in OWN:
+            same[path] = value
     if same.get("placement.sharding.kind") == "hybrid":
         same[OF_NODE] = ranks_of_node
     return {"same": same, "lack": lack_of_space(LEAST_SHARED[device] * ranks_of_node)}
@@ -215,9 +227,13 @@ def rank_facts(config: RunConfig | OfflineConfig) -> dict[str, Any]:
 def lack_of_space(shared: int) -> str:
     """The space that this node lacks, with the remedy, if it needs that many bytes of shared memory; empty: none."""
     bigger = "start its container with a larger one (docker run --shm-size=8g), or empty it"
+    memory = (SHARED_MEMORY, shared, bigger)
     disk = (tempfile.gettempdir(), LEAST_DISK, "free some space there, or set TMPDIR on that node")
-    for folder, least, remedy in ((SHARED_MEMORY, shared, bigger), disk):
-        if os.path.isdir(folder) and (free := shutil.disk_usage(folder).free) < least:
+    for folder, least, remedy in (memory, disk):
+        if not os.path.isdir(folder):
+            continue
+        free = shutil.disk_usage(folder).free
+        if free < least:
             return f"{folder} has {free / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}; {remedy}"
     return ""
 
@@ -228,7 +244,8 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
     Raises:
         UserError: names the first rank that differs or lacks something, both values and the remedy.
     """
-    problem = conflict({name: node["same"] for name, node in facts.items()}, REMEDIES, ONE_RECIPE)
+    same = {name: node["same"] for name, node in facts.items()}
+    problem = conflict(same, REMEDIES, ONE_RECIPE)
     if problem is not None:
         raise problem
     for name, node in facts.items():
@@ -245,8 +262,10 @@ def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> Non
     Raises:
         UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
     """
-    reads = os.environ.get("LOCAL_RANK", "0") == "0"
-    gathered = ranks.gather({file: digest[:12] for file, digest in hashes().items()} if reads else None)
+    own: dict[str, str] | None = None
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        own = {file: digest[:12] for file, digest in hashes().items()}
+    gathered = ranks.gather(own)
     hashed = {ranks.name(rank): files for rank, files in enumerate(gathered) if files is not None}
     ranks.agree(conflict(hashed, {}, COPY))
 
@@ -257,7 +276,8 @@ def conflict(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str
     first = next(iter(values), "")
     for name, of_rank in values.items():
         for field in dict.fromkeys([*values[first], *of_rank]):
-            there, here = (fields.get(field, "missing") for fields in (of_rank, values[first]))
+            there = of_rank.get(field, "missing")
+            here = values[first].get(field, "missing")
             if there != here:
                 shown = f"{in_one_line(there)} there, {in_one_line(here)} here"
                 what = f"{name} differs from {first} in {field}: {shown}"
