@@ -38,7 +38,8 @@ class HookError(RuntimeError):
         self.stage = stage
         self.failures = tuple(failures)
         messages = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
-        super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
+        hooks = f"1 {stage} hook" if len(failures) == 1 else f"{len(failures)} {stage} hooks"
+        super().__init__(f"{hooks} failed: {messages}")
 
 
 class Executor:
@@ -89,7 +90,8 @@ class Executor:
         return self._register("post_resume", hook)
 
     def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
-        key, hooks = object(), self._hooks[stage]  # a hook may be registered several times
+        key = object()  # a hook may be registered several times
+        hooks = self._hooks[stage]
         hooks[key] = hook
 
         def remove() -> None:
@@ -105,7 +107,8 @@ class Executor:
             if key not in hooks:  # removed by an earlier hook
                 continue
             try:
-                if inspect.isawaitable(result := hook()):
+                result = hook()
+                if inspect.isawaitable(result):
                     await _limited(result, self.hook_seconds)
             except Exception as error:
                 failures.append((getattr(hook, "__qualname__", repr(hook)), error))

@@ -105,11 +105,12 @@ class Request:
 
 def check_prompt(prompt: Prompt, limit: int) -> None:
     """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit."""
-    if not 0 < (count := len(prompt.tokens)) < limit:
+    count = len(prompt.tokens)
+    if not count:
+        raise UserError(f"{prompt_name(prompt.uid)} has no tokens; nothing predicts the first one.")
+    if count >= limit:
         figures = f"{count} tokens; the limit, one new token included, is {limit}."
-        raise UserError(
-            f"{prompt_name(prompt.uid)} has {figures if count else 'no tokens; nothing predicts the first one.'}"
-        )
+        raise UserError(f"{prompt_name(prompt.uid)} has {figures}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -287,8 +288,9 @@ class EngineSetup:
     @classmethod
     def of(cls, loaded: LoadedModel, max_length: int | None = None) -> "EngineSetup":
         """The setup for a model that is already loaded."""
-        path, tokenizer = loaded.path, loaded.tokenizer
-        return cls(model_path=path, tokenizer=tokenizer, load_weights=lambda: loaded, max_length=max_length)
+        return cls(
+            model_path=loaded.path, tokenizer=loaded.tokenizer, load_weights=lambda: loaded, max_length=max_length
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,7 +131,9 @@ class ProcessEngine:
         """See `Engine`. The process sends a finished completion before it answers without it, so anything missing from
         its answer has already arrived here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        return list({completion.key: completion for completion in [*running, *self._supervisor.not_taken()]}.values())
+        completions = [*running, *self._supervisor.not_taken()]
+        by_key = {completion.key: completion for completion in completions}
+        return list(by_key.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and make the process load them;
@@ -179,6 +181,10 @@ def _share(
 ) -> tuple[SharedWeights, ProcessSetup]:
     weights = SharedWeights.allocate(loaded.model)
     weights.write(loaded.model, 0)
+    images = None
+    store = loaded.images
+    if store is not None:
+        images = (store.model, store.revision, str(store.shared_folder()))
     setup = ProcessSetup(
         files=model_as_files(loaded.model, loaded.tokenizer),
         path=loaded.path,
@@ -188,7 +194,7 @@ def _share(
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
         seed=seed,
-        images=None if (store := loaded.images) is None else (store.model, store.revision, str(store.shared_folder())),
+        images=images,
     )
     return weights, setup
 
@@ -274,9 +280,10 @@ class Supervisor:
     def not_taken(self) -> list[InFlight]:
         """Completions that have arrived but that their callers have not taken."""
         completions = []
-        for call in [call for call in list(self._calls.values()) if call.method == "generate"]:
-            values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
-            completions += InFlight.not_taken(call.arguments[0], values)
+        for call in list(self._calls.values()):
+            if call.method == "generate":
+                values = [reply[1] for reply in tuple(call.replies.items) if isinstance(reply, tuple)]
+                completions += InFlight.not_taken(call.arguments[0], values)
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
@@ -288,7 +295,8 @@ class Supervisor:
         """
         number = next(self._numbers)
         kind = ""
-        call = self._calls[number] = EngineCall(method, arguments)
+        call = EngineCall(method, arguments)
+        self._calls[number] = call
         try:
             if self._loop.closed:
                 raise RuntimeError(CLOSED)
@@ -352,8 +360,10 @@ class Supervisor:
             call.outstanding.pop(value.key, None)
         else:
             call.waits = False
-            self._paused |= call.method == "pause" and kind == "done"
-        call.replies.put(value if kind == "error" else (kind, value))
+            if call.method == "pause" and kind == "done":
+                self._paused = True
+        reply = value if kind == "error" else (kind, value)
+        call.replies.put(reply)
 
     async def _supervise(self) -> None:
         while self._broken is None:
@@ -365,21 +375,18 @@ class Supervisor:
                 print(f"engine: {error}", file=sys.stderr)
             except Exception as error:
                 self._break(error)
+            reason = "could not be started"
             if self.process:
                 reason = describe_exit(self.process.returncode)
-            else:
-                reason = "could not be started"
             self.exit_reason = self._hung or reason
             self._hung = ""
             self.exits += 1
             self._fruitless += 1
             if self._fruitless > self.restarts and self._broken is None:
-                where = f"; see {self.log}" if self.log else ""
-                if self._fruitless == 1:
-                    times = "once"
-                else:
-                    times = f"{self._fruitless} times in a row"
-                message = f"the engine's process ended {times} without a completion: {self.exit_reason}{where}"
+                times = "once" if self._fruitless == 1 else f"{self._fruitless} times in a row"
+                message = f"the engine's process ended {times} without a completion: {self.exit_reason}"
+                if self.log:
+                    message = f"{message}; see {self.log}"
                 self._break(UserError(message, remedy="resume the run (--resume), or raise engine.restarts"))
 
     def _break(self, error: Exception) -> None:
@@ -410,7 +417,7 @@ class Supervisor:
                 return
             if self._paused:
                 send(writer, (0, "pause", ("keep",)))
-            for number, call in sorted(self._calls.items(), key=lambda item: item[0]):
+            for number, call in sorted(self._calls.items(), key=itemgetter(0)):
                 if call.waits:
                     send(writer, (number, call.method, call.unanswered()))
             self._writer = writer

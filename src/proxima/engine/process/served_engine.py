@@ -74,8 +74,7 @@ class ServedEngine:
         self.source = ModelOverWeights(setup.files, weights, torch.device(setup.device))
         self.source.refresh(weights.version)
         loaded = LoadedModel(model=self.source.model, tokenizer=self._tokenizer(setup), path=setup.path)
-        limit, seed = setup.max_length, setup.seed
-        self.engine = LocalEngine(loaded, setup.spec, max_length=limit, compute=compute, seed=seed)
+        self.engine = LocalEngine(loaded, setup.spec, max_length=setup.max_length, compute=compute, seed=setup.seed)
         self.engine.scheduler.version = weights.version
 
     def _tokenizer(self, setup: ProcessSetup) -> Any:
@@ -186,10 +185,13 @@ def _encode(arrays: dict[int, np.ndarray], value: Any) -> list[Any]:
         arrays.setdefault(id(value), value)
         return ["array", list(arrays).index(id(value))]
     if isinstance(value, UserError):
-        return ["error", [name if name in ERRORS else "UserError", value.reason, value.remedy]]
+        kind = name if name in ERRORS else "UserError"
+        return ["error", [kind, value.reason, value.remedy]]
     if isinstance(value, Exception):
         return ["error", ["RuntimeError", f"{name}: {value}", ""]]
-    return [name, {f.name: encode(getattr(value, f.name), partial(_encode, arrays)) for f in fields(VALUES[name])}]
+    encode_inside = partial(_encode, arrays)
+    inside = {field.name: encode(getattr(value, field.name), encode_inside) for field in fields(VALUES[name])}
+    return [name, inside]
 
 
 def _decode(arrays: list[np.ndarray], tag: str, inside: Any) -> Any:
@@ -200,7 +202,9 @@ def _decode(arrays: list[np.ndarray], tag: str, inside: Any) -> Any:
         if name in ERRORS:
             return ERRORS[name](reason, remedy=remedy)
         return RuntimeError(reason)
-    return VALUES[tag](**{name: decode(item, partial(_decode, arrays)) for name, item in inside.items()})
+    decode_inside = partial(_decode, arrays)
+    values = {name: decode(item, decode_inside) for name, item in inside.items()}
+    return VALUES[tag](**values)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,10 @@ class ModelOverWeights:
             self.model.generation_config.eos_token_id = load_json(files[GENERATION])["eos_token_id"]
         self.weights = weights
         self._parameters = {name: nn.Parameter(tensor.to(device), False) for name, tensor in weights.tensors.items()}
-        offered = {name: self._parameters[place.name] for place in weights.places for name in (place.name, *place.also)}
+        offered = dict[str, nn.Parameter]()
+        for place in weights.places:
+            for name in (place.name, *place.also):
+                offered[name] = self._parameters[place.name]
         shapes = {name: parameter.shape for name, parameter in offered.items()}
         expected = {name: p.shape for name, p in self.model.named_parameters(remove_duplicate=False)}
         unlike = sorted(name for name, _ in shapes.items() ^ expected.items())

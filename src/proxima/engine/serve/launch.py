@@ -155,10 +155,13 @@ class Launch:
     @property
     def by_hand(self) -> str:
         """The command for a shell; the key and the values of the user's variables are left for the user to fill in."""
-        variables = [
-            f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden
-        ]
-        return " ".join([*variables, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
+        words = []
+        for name, value in self.variables.items():
+            if name not in self.hidden:
+                words.append(f"{name}={shlex.quote(value)}")
+        words += [f"{name}=…" for name in self.hidden]
+        words.append(shlex.join(self.command))
+        return " ".join(words)
 
     def masked(self, text: str) -> str:
         """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
@@ -172,7 +175,11 @@ class Launch:
         omitted: they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", self.key_variable)
         variables = {name: value for name, value in os.environ.items() if name not in hidden}
-        return variables | dict(self.variables) | dict(self.hidden) | ({self.key_variable: key} if key else {})
+        variables |= self.variables
+        variables |= self.hidden
+        if key:
+            variables[self.key_variable] = key
+        return variables
 
 
 def vllm_launch(
@@ -250,7 +257,8 @@ def sglang_launch(
     variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     if gpu:
         arguments += ["--mem-fraction-static", f"{serve.gpu_memory:g}"]
-        arguments += ["--disable-cuda-graph"] if serve.eager else []
+        if serve.eager:
+            arguments += ["--disable-cuda-graph"]
     else:
         arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
         arguments += ["--sleep-on-idle"]  # else its scheduler takes a core from the trainer, whatever it does
@@ -268,16 +276,18 @@ def sglang_launch(
 
 def cache_tokens(serve: Serve, config: Mapping[str, Any]) -> int:
     """The tokens whose keys and values fill `cache_gib` at the sizes of a model's config, which may lack them."""
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    layers = config.get("num_hidden_layers")
+    heads = config.get("num_attention_heads")
     key_heads = config.get("num_key_value_heads") or heads
     width = config.get("head_dim") or (config.get("hidden_size") or 0) // (heads or 1)
     if not (layers and key_heads and width) or "kv_lora_rank" in config:  # its cache has other contents
         return CACHE_TOKENS * serve.cache_gib
-    if serve.dtype == "auto":
+    dtype: str | None = serve.dtype
+    if dtype == "auto":
         dtype = config.get("dtype") or config.get("torch_dtype")
-    else:
-        dtype = serve.dtype
-    return int(serve.cache_gib * 2**30 // (2 * layers * key_heads * width * (4 if dtype == "float32" else 2)))
+    number_bytes = 4 if dtype == "float32" else 2
+    token_bytes = 2 * layers * key_heads * width * number_bytes
+    return int(serve.cache_gib * 2**30 // token_bytes)
 
 
 def _text_config(model: str) -> dict[str, Any]:
@@ -303,7 +313,8 @@ def _launch(serve: Serve, port: int, command: tuple[str, ...], variables: Mappin
 
 
 def _cpu_threads(serve: Serve) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1)))}
+    share = max(1, usable_cores() // (serve.replicas + 1))
+    return {"OMP_NUM_THREADS": str(serve.threads or share)}
 
 
 SIZES = {  # of the groups of a server's workers, by the names of its options

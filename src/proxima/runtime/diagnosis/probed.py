@@ -124,13 +124,13 @@ class Bench:
         Raises:
             UserError: the engine reports no log-probs under this sampling.
         """
-        requests = self.requests if requests is None else requests
+        if requests is None:
+            requests = self.requests
         begin = monotonic()
         answers = self.sample(engine, requests, at_once=at_once)
         seconds = monotonic() - begin
-        if self.answers is None:
-            scores = None
-        else:
+        scores = None
+        if self.answers is not None:
             scores = self.score(engine, self.answers, at_once=at_once)
         return Reading(
             answers=answers,
@@ -146,28 +146,30 @@ class Bench:
             UserError: as for `read`.
         """
         completions = list[Completion]()
-        for part in [requests] if at_once else [[request] for request in requests]:
+        for part in _calls(requests, at_once=at_once):
             completions += self.compute.serve(collect(engine, part))
         asked = requests[0].sampling
         known = engine.capabilities.log_probs_for(asked)
         if not known:
             reason = f"the engine reports no log-probs at temperature {asked.temperature:g}"
             raise UserError(reason, remedy="set engine.serve.log_probs=processed, or sample at temperature 1")
-        column = "sampled_log_prob" if "sampled" in known else "untruncated_log_prob"
         if "sampled" in known:
+            column = "sampled_log_prob"
             reported = asked
         else:
+            column = "untruncated_log_prob"
             reported = Sampling(temperature=asked.temperature)
-        return [
-            EngineAnswer(
+        answers = []
+        for request, completion in zip(requests, completions, strict=True):
+            answer = EngineAnswer(
                 group=request.prompt.uid,
                 prompt_tokens=request.prompt.tokens,
                 tokens=completion.tokens,
                 reported=getattr(completion, column),
                 sampling=reported,
             )
-            for request, completion in zip(requests, completions, strict=True)
-        ]
+            answers.append(answer)
+        return answers
 
     def score(self, engine: Engine, answers: Sequence[EngineAnswer], *, at_once: bool = True) -> list[Floats] | None:
         """[T] nats of the tokens of each answer, by the engine at temperature 1; None if it scores no tokens."""
@@ -175,13 +177,14 @@ class Bench:
             return None
         requests = [ScoreRequest(prompt_tokens=each.prompt_tokens, tokens=each.tokens) for each in answers]
         scores = list[Floats]()
-        for part in [requests] if at_once else [[request] for request in requests]:
+        for part in _calls(requests, at_once=at_once):
             scores += self.compute.serve(engine.score(part))
         return scores
 
     def ratios(self, reading: Reading) -> Ratios:
         """ρ by the weights that the trainer has now."""
-        scored, own_scored = None, None
+        scored = None
+        own_scored = None
         if reading.scores is not None and self.answers is not None:
             scored = less(self.view.log_prob(self.answers, 1.0), reading.scores)
         if reading.own_scores is not None:
@@ -191,6 +194,13 @@ class Bench:
     def of_reported(self, answers: Sequence[EngineAnswer]) -> list[Floats]:
         """ρ of sampled answers, by the log-probs that the engine reported and the weights that the trainer has now."""
         return less(self.view.reported(answers), [answer.reported for answer in answers])
+
+
+def _calls(requests: Sequence[T], *, at_once: bool) -> list[Sequence[T]]:
+    """The requests of each call to the engine."""
+    if at_once:
+        return [requests]
+    return [[request] for request in requests]
 
 
 def less(values: Sequence[Floats], others: Sequence[Floats]) -> list[Floats]:

@@ -73,9 +73,8 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
     if not starts_servers(placement):
         return None
     engine: Any = config.engine if isinstance(config, RunConfig) else None
-    for finding in engines_can_start(
-        placement, engine, config.model
-    ):  # of a run that trains on a data set, which has no engine
+    # of a run that trains on a data set, which has no engine
+    for finding in engines_can_start(placement, engine, config.model):
         assert isinstance(finding, tuple)
         field, message = finding
         raise FieldError(field, attrgetter(field)(config), message)
@@ -136,11 +135,15 @@ class EngineGroup:
         self.spec = spec
         self.plan = plan
         self.key = secrets.token_urlsafe(24)
-        self.remote = sum(node["Alive"] for node in ray.nodes()) > 1 or spec.max_engines > spec.engines
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        self.remote = nodes > 1 or spec.max_engines > spec.engines
         gpus = spec.gpus_of_server
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
-        self.alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
-        self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else self.alone)
+        self.alone = {"CPU": spec.cpus_per_engine}
+        if gpus:
+            self.alone["GPU"] = gpus
+        bundle = bundle_of(spec) if spec.colocate else self.alone
+        self.bundles = reserve(spec, "engines", bundle)
         self._require_reach()
         self.engines = [PlacedEngine(number, (self.bundles, number)) for number in range(spec.engines)]
         self.last_loss = ""  # which server died, and why
@@ -179,8 +182,12 @@ class EngineGroup:
         self._await_all(deaths=math.inf, seconds=self.spec.start_timeout)
         ranks = self.spec.ranks // self.spec.engines
         gpus = int(self.spec.gpus_per_rank)
-        places = [engine.place for engine in self.engines if engine.place is not None]
-        return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
+        devices = []
+        for engine in self.engines:
+            if engine.place is not None:
+                for rank in range(ranks):
+                    devices.append(engine.place.gpus[rank * gpus : (rank + 1) * gpus])
+        return devices
 
     def poll(self) -> None:
         """Restart servers that have died, and write the addresses of all; returns at once."""
@@ -201,10 +208,8 @@ class EngineGroup:
             except Exception as error:  # the server's reason, or Ray's errors about an actor
                 self._lose(engine, first_line_of(getattr(error, "cause", None) or error))
                 continue
-            # it listens there alone
-            if self.remote:
-                reached = answer
-            else:
+            reached = answer
+            if not self.remote:  # it listens there alone
                 reached = replace(answer, address="127.0.0.1")
             engine.place = reached
             engine.address = (reached.address, reached.port)
@@ -213,7 +218,9 @@ class EngineGroup:
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
         kill_actor(engine.host)
-        engine.host = engine.reports = engine.place = None
+        engine.host = None
+        engine.reports = None
+        engine.place = None
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
         engine.again_at = time.monotonic() + seconds
@@ -222,10 +229,13 @@ class EngineGroup:
 
     def _write(self) -> None:
         """Write the addresses of all servers that have answered; one that is restarting keeps its line."""
-        addresses = [engine.address for engine in self.engines if engine.address[0]]
-        lines = ["# the servers of the run, by its supervisor", *(f"http://{host}:{port}" for host, port in addresses)]
+        text = "# the servers of the run, by its supervisor\n"
+        for engine in self.engines:
+            host, port = engine.address
+            if host:
+                text += f"http://{host}:{port}\n"
         self.plan.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(self.plan.file, "\n".join([*lines, ""]))
+        write_atomic(self.plan.file, text)
 
     def grow(self) -> None:
         """Start one more server if it is wanted and the cluster has granted its devices; returns at once."""

@@ -53,12 +53,15 @@ class RankModels:
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; by default, one that computes the log-probs of the trained model."""
-        built = next((stage for stage in self.stages.get(target, ()) if stage.column == column), None)
-        return built or LogProbStage(column, self.stacks[target].model)
+        for stage in self.stages.get(target, ()):
+            if stage.column == column:
+                return stage
+        return LogProbStage(column, self.stacks[target].model)
 
     def take_part(self, message: Message) -> None:
         """Do what rank 0 does with its stacks and checkpoints."""
-        stack = self.stacks[message.stack if isinstance(message, OfStack) else POLICY]
+        name = message.stack if isinstance(message, OfStack) else POLICY
+        stack = self.stacks[name]
         match message:
             case Update():
                 goes_on = _asked_of_rank_zero if message.may_stop else None

@@ -62,7 +62,8 @@ def check_launch(placement: Any) -> None:
 def check_before_imports(resolved: Resolved[Any], *, resume: bool, overwrite: bool) -> None:
     """Run the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
     check_launch(resolved.config.placement)
-    if is_first() and (folder := resolved.config.folder):
+    folder = resolved.config.folder
+    if folder and is_first():
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
 
 
@@ -72,7 +73,9 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     node = int(environment["SLURM_NODEID"])
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
-    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
+    tasks = list[str]()  # of each node
+    for number, times in counts:
+        tasks.extend([number] * int(times or 1))
     port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
     return {
         "RANK": environment["SLURM_PROCID"],
@@ -101,4 +104,5 @@ def placed_engine(engine: Any) -> Any:
     if not file or not hasattr(engine, "serve"):
         return engine
     placed = replace(engine, url=file, serve=None, token_env=KEY, allow_remote=True)
-    return replace(placed, allow_remote=not all("//127.0.0.1:" in url for url in placed.urls))
+    are_here = all("//127.0.0.1:" in url for url in placed.urls)
+    return replace(placed, allow_remote=not are_here)

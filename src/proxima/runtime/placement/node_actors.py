@@ -71,13 +71,14 @@ class RankHost:
             environment: variables in addition to those of this node.
             folder: working folder of the supervisor, used if this node has it too.
         """
-        self.child = child = start_module(  # it ends with its channel
+        child = start_module(  # it ends with its channel
             __name__,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | OUTPUT | dict(environment),
             cwd=folder if os.path.isdir(folder) else None,
         )
+        self.child = child
         LineChannel(child.channel).send({"function": function, "arguments": dict(arguments)})
         rest = {1: b"", 2: b""}
         raylet = os.getppid()

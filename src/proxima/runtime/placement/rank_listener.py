@@ -54,7 +54,8 @@ class RankListener:
         """Close connections whose token is overdue, and accept further ones only while there is room."""
         crowded = len(self.strangers) >= STRANGERS
         patience = CROWDED_SECONDS if crowded else TOKEN_SECONDS
-        for connection in [c for c, (since, _) in self.strangers.items() if now - since > patience]:
+        overdue = [connection for connection, (since, _) in self.strangers.items() if now - since > patience]
+        for connection in overdue:
             self._forget(connection).close()
         accepting = len(self.strangers) < STRANGERS and now >= self._resumes_at
         if accepting and not self._accepting:
@@ -111,9 +112,9 @@ def listening_socket(host: str) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with suppress(OSError):
             return socket.create_server((host, 0), family=family, backlog=BACKLOG)
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("", 0), backlog=BACKLOG)
 
 
 def listener_addresses(variables: Mapping[str, str]) -> tuple[str, str]:

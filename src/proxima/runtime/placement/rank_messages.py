@@ -135,17 +135,24 @@ class FoldedLines:
 
     def add(self, rank: int, line: str) -> None:
         with self._lock:
-            self._waiting.setdefault(line, (time.monotonic(), set()))[1].add(rank)
+            _, ranks = self._waiting.setdefault(line, (time.monotonic(), set()))
+            ranks.add(rank)
 
     def flush(self, *, at_once: bool = False) -> None:
         """Write the lines that have waited for other ranks."""
         if self.write is None:
             return
-        until = time.monotonic() - (0 if at_once else FOLD_SECONDS)
+        until = time.monotonic()
+        if not at_once:
+            until -= FOLD_SECONDS
+        ready = []
         with self._lock:
-            ready = {line: self._waiting.pop(line)[1] for line, (at, _) in [*self._waiting.items()] if at <= until}
+            for line, (at, ranks) in list(self._waiting.items()):
+                if at <= until:
+                    del self._waiting[line]
+                    ready.append(f"[{span_of(ranks)}] {line}")
         if ready:
-            self.write("\n".join(f"[{span_of(ranks)}] {line}" for line, ranks in ready.items()))
+            self.write("\n".join(ready))
 
 
 def span_of(ranks: Collection[int]) -> str:
@@ -157,11 +164,13 @@ def span_of(ranks: Collection[int]) -> str:
         else:
             runs.append([rank])
     text = ", ".join("-".join(map(str, run)) for run in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+    return f"ranks {text}" if len(ranks) > 1 else f"rank {text}"
 
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
-LONGEST_LINE, LINES_AT_ONCE = 1 << 14, 256  # characters, and lines of a message: less than `MOST_MESSAGE`
+# of a message, which is less than `MOST_MESSAGE`
+LONGEST_LINE = 1 << 14  # characters
+LINES_AT_ONCE = 256
 GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
 
 
@@ -230,11 +239,17 @@ class ForwardedLines(TextIOBase):
         self._rest = ""
 
     def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        lines = [line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…" for line in lines if line.strip()]
+        *ended, self._rest = (self._rest + text).split("\n")
+        lines = [_cut(line) for line in ended if line.strip()]
         for first in range(0, len(lines), LINES_AT_ONCE):
             self._lifeline.channel.send(lines=lines[first : first + LINES_AT_ONCE])
         return len(text)
+
+
+def _cut(line: str) -> str:
+    if len(line) <= LONGEST_LINE:
+        return line
+    return f"{line[:LONGEST_LINE]}…"
 
 
 def ignore_signals() -> None:

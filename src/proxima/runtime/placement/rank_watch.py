@@ -75,9 +75,11 @@ class RankWatch:
         self.failure: RankFailure | None = None
         self._opened = ExitStack()  # the connections
         self._causes: list[RankFailure] = []
-        self._failed_at, self._closing = 0.0, CLOSING  # when the first cause was heard of, and the time to end after it
+        self._failed_at = 0.0  # when the first cause was heard of
+        self._closing = CLOSING  # the time to end after it
         self._changed = threading.Condition()
-        self._taken = self._closed = False
+        self._taken = False
+        self._closed = False
         self._warn: Callable[[str], object] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
         self._cancel: Callable[[], object] = lambda: None
         self._warn_after = self.silent
@@ -251,7 +253,8 @@ class RankWatch:
                 return
             if self.failure.refused:
                 print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
-            os._exit(2 if self.failure.refused else 1)  # the compute thread waits for a rank that will never respond
+            exit_code = 2 if self.failure.refused else 1
+            os._exit(exit_code)  # the compute thread waits for a rank that will never respond
 
     def _fail(self, failure: RankFailure) -> None:
         with self._changed:
@@ -275,14 +278,15 @@ class RankWatch:
 
     def late(self, now: float) -> tuple[float, str] | None:
         """Seconds and a sentence about the rank that the others wait for; None if all progress, or all do the same."""
-        silent = max((peer for peer in self.peers.values() if not peer.gone), key=lambda p: now - p.heard, default=None)
-        if silent is not None and now - silent.heard > self.silent:
+        present = [peer for peer in self.peers.values() if not peer.gone]
+        if present:
+            silent = min(present, key=attrgetter("heard"))
             seconds = now - silent.heard
-            if silent.beat:
-                last = f"; it was last in {place_of(silent.beat)}"
-            else:
-                last = ""
-            return seconds, f"{silent.name} has not responded for {seconds:.0f} s{self._during()}{last}"
+            if seconds > self.silent:
+                sentence = f"{silent.name} has not responded for {seconds:.0f} s{self._during()}"
+                if silent.beat:
+                    sentence = f"{sentence}; it was last in {place_of(silent.beat)}"
+                return seconds, sentence
         if not self.ranks.in_call:
             return None
         beats = {0: self.ranks.status.beat()}
@@ -292,16 +296,15 @@ class RankWatch:
         seconds = min(beat["still"] for beat in beats.values())
         if seconds <= self.silent:
             return None
-        least, most = (choose(beat["issued"] for beat in beats.values()) for choose in (min, max))
+        issued = [beat["issued"] for beat in beats.values()]
+        least = min(issued)
+        most = max(issued)
         if least == most:
             if seconds < self.timeout:
                 return None  # a long computation, or a large collective
             return seconds, f"no rank has moved for {seconds:.0f} s; all are in {place_of(beats[0])}"
         behind = [rank for rank, beat in beats.items() if beat["issued"] == least]
-        if len(behind) > 1:
-            names = span_of(behind)
-        else:
-            names = self.name(behind[0])
+        names = span_of(behind) if len(behind) > 1 else self.name(behind[0])
         other = next(beat for beat in beats.values() if beat["issued"] == most)
         return seconds, (
             f"{names} made no progress for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "
