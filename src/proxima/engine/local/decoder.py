@@ -114,8 +114,12 @@ class CachingDecoder(Decoder):
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
         hidden, kv, spans = self._forward(prompts, past)
         stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
-        new = [stacked[:, :, :, start:end] for start, end in spans]
-        complete = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(new, past)]
+        complete = []
+        for (start, end), earlier in zip_longest(spans, past):
+            kv_of_prompt = stacked[:, :, :, start:end]
+            if earlier is not None:
+                kv_of_prompt = torch.cat([earlier, kv_of_prompt], 3)
+            complete.append(kv_of_prompt)
         return hidden[[end - 1 for _, end in spans]], complete
 
     @torch.no_grad()
@@ -177,9 +181,8 @@ class CachingDecoder(Decoder):
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
 
-        if cache.shift is None:
-            shifted = position
-        else:
+        shifted = position
+        if cache.shift is not None:
             shifted = (position + cache.shift[: len(tokens)]).expand(3, -1)
         return self._run(tokens, shifted, reach, attend)
 
@@ -214,7 +217,8 @@ def causal_attention(
     length = key.shape[1]
     repeat = heads // key.shape[2]
     q = query.transpose(1, 2)
-    k, v = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) for x in (key, value))
+    k = key.transpose(1, 2).repeat_interleave(repeat, dim=1)
+    v = value.transpose(1, 2).repeat_interleave(repeat, dim=1)
     if count == length and (window is None or window >= length) and image is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
     step = torch.arange(length, device=query.device)
@@ -234,19 +238,16 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     are ordinary products, because torch's fused kernel is up to three times slower there for few queries.
     """
     rows, heads, dim = query.shape
-    kv_heads, reach = key.shape[1], key.shape[2]
+    _, kv_heads, reach, _ = key.shape
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(
-            rows, heads, dim
-        )
+        fused = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale)
+        return fused.reshape(rows, heads, dim)
+    if scale is None:
+        scale = dim**-0.5
     pairs = rows * kv_heads
     scores = torch.bmm(grouped.reshape(pairs, -1, dim), key.reshape(pairs, reach, dim).transpose(1, 2)).float()
-    scores = (
-        scores.mul_(dim**-0.5 if scale is None else scale)
-        .view(rows, kv_heads, -1, reach)
-        .masked_fill_(~mask, -torch.inf)
-    )
+    scores = scores.mul_(scale).view(rows, kv_heads, -1, reach).masked_fill_(~mask, -torch.inf)
     weights = scores.softmax(-1).to(value.dtype).view(pairs, -1, reach)
     values = value.reshape(pairs, reach, dim)
     block = BLOCK if value.dtype == torch.float32 else reach
@@ -273,24 +274,28 @@ class Matrix:
         self, weight: Tensor | Sequence[Rows], bias: Tensor | None, dtype: torch.dtype, before: "Matrix | None" = None
     ) -> None:
         parts = [(weight, None)] if isinstance(weight, Tensor) else weight
+        first, _ = parts[0]
         self.dtype = dtype
-        on_cpu = parts[0][0].device.type == "cpu"
+        on_cpu = first.device.type == "cpu"
         self.packed = on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
+        self.tiles: TileLinear | None = None
         if self.packed:
-            self.tiles = _tiles(sum(len(rows) for rows, _ in parts), parts[0][0].shape[1])
-        else:
-            self.tiles = None
-        memory = (None, None) if before is None or self.packed else (before.weight, before.bias)
-        self.bias: Tensor | None
-        if bias is None:
-            self.bias = None
-        else:
-            self.bias = joined_rows([(bias, None)], dtype, memory[1])
+            height = sum(len(rows) for rows, _ in parts)
+            self.tiles = _tiles(height, first.shape[1])
+        memory: Tensor | None = None
+        bias_memory: Tensor | None = None
+        if before is not None and not self.packed:
+            memory = before.weight
+            bias_memory = before.bias
+        self.bias: Tensor | None = None
+        if bias is not None:
+            self.bias = joined_rows([(bias, None)], dtype, bias_memory)
         if self.tiles is not None:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
-            self.bias = None if self.bias is None else self.bias.float()
+            if self.bias is not None:
+                self.bias = self.bias.float()
             return
-        joined = joined_rows(parts, dtype, memory[0])
+        joined = joined_rows(parts, dtype, memory)
         self.weight = _prepared(joined, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
@@ -307,12 +312,11 @@ class Matrix:
 def joined_rows(parts: Sequence[Rows], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
     resulting shape."""
-    first = parts[0][0]
+    first, _ = parts[0]
     ends = list(accumulate(len(rows) for rows, _ in parts))
-    if out is None:
+    joined = out
+    if joined is None:
         joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device)
-    else:
-        joined = out
     for (rows, order), end in zip(parts, ends, strict=True):
         joined[end - len(rows) : end] = rows if order is None else rows[order]
     return joined
@@ -322,7 +326,6 @@ def _tiles(height: int, width: int) -> TileLinear | None:
     """The AMX product for a weight of this shape; None where oneDNN is used."""
     if height % 32 or width % 32:
         return None
-
     return tile_linear()
 
 
@@ -331,8 +334,9 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     least, most = limits
     if len(x) > most:
         return torch.cat([in_rows(product, chunk, limits) for chunk in x.split(most)])
-    if len(x) < (rows := max(least, padded_rows(len(x)))):
-        return product(F.pad(x, (0, 0, 0, rows - len(x))))[: len(x)]
+    padding = max(least, padded_rows(len(x))) - len(x)
+    if padding > 0:
+        return product(F.pad(x, (0, 0, 0, padding)))[: len(x)]
     return product(x)
 
 
@@ -342,11 +346,9 @@ def packs_bfloat16() -> bool:
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
-    prepared: Tensor
-    if packed:
-        prepared = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
-    else:
-        prepared = weight
+    if not packed:
+        return weight
+    prepared: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
     return prepared
 
 
@@ -365,7 +367,8 @@ def row_limits(
     model."""
     name = f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
-        least, most = map(int, (_limits_folder() / name).read_text(encoding="utf-8").split())
+        kept = (_limits_folder() / name).read_text(encoding="utf-8")
+        least, most = map(int, kept.split())
         return least, most
     least, most = find_row_limits(height, width, dtype, packed, threads, transposed=transposed)
     with suppress(OSError, RuntimeError):
@@ -399,13 +402,11 @@ def find_row_limits(
     counts = [count for count in TRIED_ROWS if count <= 128 or count * height < 1 << 26]
     draws = torch.Generator().manual_seed(threads)
     half = -(-width // 2)
-    b, a = (torch.randn(size, half, generator=draws).to(dtype) for size in (height, counts[-1]))
+    b = torch.randn(height, half, generator=draws).to(dtype)
+    a = torch.randn(counts[-1], half, generator=draws).to(dtype)
     x = torch.cat([a, -a], 1)[:, :width].contiguous()
     both = torch.cat([b, b], 1)[:, :width]
-    if transposed:
-        weight = both.T.contiguous().T
-    else:
-        weight = _prepared(both.contiguous(), packed)
+    weight = both.T.contiguous().T if transposed else _prepared(both.contiguous(), packed)
     expected = _product(x, weight, None, packed)
     differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), expected[:n])]
     least = max(differ, default=0) + ROWS

@@ -51,7 +51,6 @@ def first_proven(proof: Proof, *, fast: bool) -> Any:
         if reason is None:
             return FastDecoder
         reasons.append(f"fast: {reason}")
-
     for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
         reason = decoder_problem(decoder, proof)
         if reason is None:
@@ -83,9 +82,9 @@ def _problem(kind: Any, proof: Proof) -> str | None:
     prompts = [row.prompt_tokens for row in rows]
     states, caches = decoder.prefill(prompts)
     if decoder.takes_past:
-        past = [
-            kv[:, :, :, :CACHED] if len(prompt) > CACHED else None for kv, prompt in zip(caches, prompts, strict=True)
-        ]
+        past = list[Tensor | None]()
+        for kv, prompt in zip(caches, prompts, strict=True):
+            past.append(kv[:, :, :, :CACHED] if len(prompt) > CACHED else None)
         states, caches = decoder.prefill(prompts, past)
     cache = decoder.new_cache(ROWS)
     cache.reserve(max(map(len, rows)))
@@ -93,10 +92,12 @@ def _problem(kind: Any, proof: Proof) -> str | None:
         cache.put(torch.tensor([i]), kv)
     outputs = [[decoder.logits(states)[i]] for i in range(len(rows))]
     for step in range(max(len(row.tokens) for row in rows) - 1):
-        tokens, position = (np.zeros(ROWS, np.int64) for _ in range(2))
+        tokens = np.zeros(ROWS, np.int64)
+        position = np.zeros(ROWS, np.int64)
         for i, row in enumerate(rows):
             at = min(step, len(row.tokens) - 1)  # a shorter row writes its last token again
-            tokens[i], position[i] = row.tokens[at], len(row.prompt_tokens) + at
+            tokens[i] = row.tokens[at]
+            position[i] = len(row.prompt_tokens) + at
         longest = int(position.max()) + 1
         states = decoder.step(torch.from_numpy(tokens), torch.from_numpy(position), cache, longest)
         for i, logits in enumerate(decoder.logits(states)[: len(rows)]):
@@ -121,7 +122,8 @@ class Perturbation:
         bias = None
         if noise:
             bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device)
-        return cls(None if weights is None else int(weights.removeprefix("int")), bias)
+        bits = None if weights is None else int(weights.removeprefix("int"))
+        return cls(bits, bias)
 
 
 def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
@@ -175,7 +177,8 @@ class _PerturbedCopy(_Perturbed, ModelCopy):
 
     def perturb(self, perturbation: Perturbation, model: nn.Module) -> None:
         """Load the weights of `model`, rounded; the last act of a constructor."""
-        self.perturbation, self.axes = perturbation, _input_axes(self.model, self.head_module)
+        self.perturbation = perturbation
+        self.axes = _input_axes(self.model, self.head_module)
         self.load(model)
 
     def loaded(self, name: str, weight: Tensor) -> Tensor:
@@ -221,8 +224,10 @@ def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
     for name, module in model.named_modules():
         kind = type(module).__name__
         routes = name.rpartition(".")[2] in ROUTERS
-        if kind == "Conv1D" or (isinstance(module, nn.Linear) and module is not head and not routes):
-            axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
+        if kind == "Conv1D":
+            axes[f"{name}.weight"] = 0
+        elif isinstance(module, nn.Linear) and module is not head and not routes:
+            axes[f"{name}.weight"] = 1
         elif has_stacked_experts(module):
             axis = 1 if getattr(module, "is_transposed", False) else 2
             axes |= {f"{name}.{projection}_proj": axis for projection in ("gate_up", "down")}

@@ -99,8 +99,11 @@ class PrefixCache:
         most = 0
         longest = None
         for count in range(1, len(shared) + 1):
+            if shared[count - 1] >= len(tokens):
+                continue
             key = _prefix_key(tokens, shared[:count])
-            if shared[count - 1] < len(tokens) and (kv := self.cached.pop(key, None)) is not None:
+            kv = self.cached.pop(key, None)
+            if kv is not None:
                 self.cached[key] = kv  # mark its shorter prefixes as used too: others may share them
                 most = count
                 longest = kv
@@ -113,28 +116,36 @@ class PrefixCache:
         start = 0
         for end in dict.fromkeys((*shared, len(prompt.tokens))):
             text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
-            names.append((text.digest(), start := end))
+            names.append((text.digest(), end))
+            start = end
         return names[::-1]
 
     def missing(self, prompt: Prompt, shared: Sequence[int]) -> int:
         """Tokens of a prompt that `prefill` runs."""
         count, _ = self.find(prompt.tokens, shared)
-        return len(prompt.tokens) - (shared[count - 1] if count else 0)
+        kept = shared[count - 1] if count else 0
+        return len(prompt.tokens) - kept
 
     def prefill(
         self, run: Prefill, prompts: Sequence[tuple[Prompt, Sequence[int]]]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the last hidden state [D] and the KV [layers, 2, H_kv, P, D] of each prompt, given with its shared
         lengths. `run`: `Decoder.prefill`."""
-        prefixes = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
-        counts, kv = [count for count, _ in prefixes], [past for _, past in prefixes]
+        counts = list[int]()  # parts that each has
+        kv = list[Tensor | None]()
+        for prompt, shared in prompts:
+            count, past = self.find(prompt.tokens, shared)
+            counts.append(count)
+            kv.append(past)
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
         tokens = [prompt.tokens for prompt, _ in prompts]
         ends = [list(dict.fromkeys((*shared, len(prompt.tokens)))) for prompt, shared in prompts]
         while unfinished := [i for i, lengths in enumerate(ends) if counts[i] < len(lengths)]:
             alike: dict[Any, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
             for i in unfinished:
-                key = _prefix_key(tokens[i], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
+                next_ends = ends[i][: counts[i] + 1]
+                ends_prompt = len(next_ends) == len(ends[i])
+                key: Any = i if ends_prompt else _prefix_key(tokens[i], next_ends)
                 alike.setdefault(key, []).append(i)
             firsts = [group[0] for group in alike.values()]
             parts = [tokens[i][: ends[i][counts[i]]] for i in firsts]

@@ -93,8 +93,9 @@ class Local(EngineSpec):
 
     @property
     def provides(self) -> frozenset[str]:
-        top_k = ("top_k", "behavior_top_k_log_prob", "top_k_log_prob") if self.top_k_log_probs else ()
-        return super().provides.union(top_k)
+        if not self.top_k_log_probs:
+            return super().provides
+        return super().provides | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"}
 
     def __post_init__(self) -> None:
         require(1 <= self.slots <= 65_536, "slots", self.slots, "must be in [1, 65536]")
@@ -116,21 +117,19 @@ class Local(EngineSpec):
 
     def variations(self, device: torch.device) -> Sequence[Variation]:
         """See `EngineSpec.variations`. Its cached prefixes and float32 heads can't be changed."""
-        if compute_dtype(self.dtype, device) == torch.bfloat16:
-            dtype = "float32"
-        else:
-            dtype = "bfloat16"
+        dtype = "float32" if compute_dtype(self.dtype, device) == torch.bfloat16 else "bfloat16"
         decoder = "auto" if self.decoder == "general" else "general"
         few = None if self.slots > ONE_BLOCK else "the recipe has as few"
         graphs = None if device.type == "cuda" else NO_GRAPHS
         whole = None if self.weights else "the recipe's weights are not quantised"
         silent = None if self.noise else "the recipe adds none"
+        switched = "off" if self.cuda_graphs else "on"
         return [
             variation(f"dtype of products and cache: {dtype}", dtype=dtype),
             variation(f"decoder and its attention: {decoder}", decoder=decoder),
             variation("chunked prefill: one prompt at a time", prefill_tokens=1),
             variation(f"batch: {ONE_BLOCK} slots", few, slots=ONE_BLOCK),
-            variation(f"CUDA graphs: {'off' if self.cuda_graphs else 'on'}", graphs, cuda_graphs=not self.cuda_graphs),
+            variation(f"CUDA graphs: {switched}", graphs, cuda_graphs=not self.cuda_graphs),
             variation("quantised weights: off", whole, weights=None),
             variation("noise on the logits: off", silent, noise=0.0),
         ]
@@ -145,7 +144,8 @@ class Local(EngineSpec):
 def check_decoder(model: nn.Module, spec: Local) -> None:
     """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if routes are requested
     and it is not an MoE model."""
-    if spec.decoder == "fast" and (reason := supports(model)):
+    reason = supports(model) if spec.decoder == "fast" else None
+    if reason:
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if spec.routed_experts:
         require_moe(model.config, "engine.routed_experts", True)
@@ -165,7 +165,8 @@ def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
     if spec.weights is not None or spec.noise:
         build = partial(PERTURBED[kind], Perturbation.of(model, spec.weights, spec.noise, seed))
     if kind is FastDecoder:
-        return build(model, dtype, graphs=padded_rows(spec.slots) if spec.cuda_graphs else 0)
+        graphs = padded_rows(spec.slots) if spec.cuda_graphs else 0
+        return build(model, dtype, graphs=graphs)
     if kind is GeneralDecoder:
         return build(model, dtype, routes=spec.routed_experts, images=loaded.images)
     return build(model, dtype)
@@ -194,7 +195,8 @@ class LocalEngine:
         compute: ComputeThread | None = None,
         seed: int = 0,
     ) -> None:
-        self.spec = spec = spec or Local()
+        spec = spec or Local()
+        self.spec = spec
         self.compute = compute or ComputeThread()
         self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length, seed)
         self._open = asyncio.Event()
@@ -240,7 +242,8 @@ class LocalEngine:
         if self._turn is not None:
             await asyncio.wait({self._turn})  # a caller that leaves does not cancel it
             return
-        self._turn = turn = asyncio.get_running_loop().create_future()
+        turn = asyncio.get_running_loop().create_future()
+        self._turn = turn
         try:
             await self.compute.run(self._advance, ended)
         finally:
@@ -255,9 +258,10 @@ class LocalEngine:
                 return
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        batches = score_batches(requests, self.spec.prefill_tokens)
-        parts = [await self.compute.run(scored, self.scheduler.decoder, batch) for batch in batches]
-        return [column for columns in parts for column in columns]
+        columns = list[Floats]()
+        for batch in score_batches(requests, self.spec.prefill_tokens):
+            columns += await self.compute.run(scored, self.scheduler.decoder, batch)
+        return columns
 
     async def in_flight(self) -> list[InFlight]:
         return await self.compute.run(self._in_flight)
@@ -280,7 +284,8 @@ class LocalEngine:
         """
         if self.spec.interrupt == "finish":
             await self._finish_running()
-        await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
+        keeps = self.spec.interrupt == "keep"
+        await self.compute.run(self.scheduler.load, update.module, update.version, keeps)
         self.scheduler.starts_waiting = not self._drains
         self._deliver()
 
@@ -340,7 +345,7 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, se
 
 async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
     """Return all completions in the order of the requests."""
-    completions = {c.key: c async for c in engine.generate(requests)}
+    completions = {completion.key: completion async for completion in engine.generate(requests)}
     return [completions[request.key] for request in requests]
 
 

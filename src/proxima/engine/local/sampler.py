@@ -6,6 +6,7 @@ Every row has its own temperature, truncation and uniform number: the token of a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -83,19 +84,21 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     with a neighbour.
     """
     if len(rows.alike) > 1:
-        parts = [
-            sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
-        ]
+        parts = list[Sampled]()
+        for group in rows.alike:
+            parts.append(sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks))
         order = torch.cat(rows.alike).argsort()
-        sets = [ids for sample in parts for ids in sample.sets]
-        columns = {name: torch.cat([sample.columns[name] for sample in parts])[order] for name in parts[0].columns}
-        return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
+        columns = {name: torch.cat([part.columns[name] for part in parts])[order] for name in parts[0].columns}
+        if not masks:
+            return Sampled(columns, [])
+        sets = list(chain.from_iterable(part.sets for part in parts))
+        return Sampled(columns, [sets[row] for row in order.tolist()])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     suits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
-    if suits and not (truncates or top or masks) and (draw := sample_kernel()) is not None:
+    draw = sample_kernel() if suits and not (truncates or top or masks) else None
+    if draw is not None:
         tokens, log_prob = draw(logits, rows.temperature, uniform)
         return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
-
     return Sampled(*sample_blocks(logits, rows, uniform, truncates, top, masks))
 
 
@@ -104,17 +107,17 @@ def sample_blocks(
 ) -> tuple[dict[str, Tensor], list[Ints]]:
     """The fields of the `Sampled` that `sample_tokens` returns, for rows that are truncated alike; `truncates`: they
     are truncated at all."""
-    if logits.device.type == "cpu":
-        step = BLOCK
-    else:
-        step = max(1, len(logits))
-    options = truncates, bool((rows.temperature == 0).any()), top, masks
-    blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
-    parts = [
-        _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
-    ]
-    columns = {name: torch.cat([block[name] for block, _ in parts]) for name in parts[0][0]}
-    return columns, [ids for _, sets in parts for ids in sets]
+    step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
+    any_greedy = bool((rows.temperature == 0).any())
+    parts = list[dict[str, Tensor]]()
+    sets = list[Ints]()
+    for at in range(0, len(logits), step):
+        block = slice(at, at + step)
+        own = logits[block].to(torch.float32, copy=True)
+        columns, own_sets = _sample_block(own, rows.of_rows(block), uniform[block], truncates, any_greedy, top, masks)
+        parts.append(columns)
+        sets += own_sets
+    return {name: torch.cat([columns[name] for columns in parts]) for name in parts[0]}, sets
 
 
 def _sample_block(
@@ -131,7 +134,8 @@ def _sample_block(
         largest = logits.amax(dim=1)
         cumulative = logits.sub(largest[:, None]).exp_()
         total = cumulative.sum(dim=1)
-        log_z = kept_log_z = largest + total.log()
+        log_z = largest + total.log()
+        kept_log_z = log_z
         cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
     else:
         log_z = logits.logsumexp(dim=1)
@@ -143,12 +147,14 @@ def _sample_block(
     if argmax is not None:
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    most_probable, sets = dict[str, Tensor](), list[Ints]()
+    most_probable = dict[str, Tensor]()
+    sets = list[Ints]()
     if top:
         values, ids = logits.topk(top, dim=1)
         most_probable |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
     if masks:
-        sets = possible_tokens(logits[:, :0] if truncated is None else truncated, rows)
+        possible = logits[:, :0] if truncated is None else truncated
+        sets = possible_tokens(possible, rows)
     log_probs = {
         "sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z),
         "untruncated_log_prob": chosen - log_z,
@@ -163,7 +169,7 @@ def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
     least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
     if top_k > 0 or top_p < 1:
         vocabulary = logits.shape[1]
-        candidates = max(top_k, CANDIDATES if top_p < 1 else 0)
+        candidates = max(top_k, CANDIDATES) if top_p < 1 else top_k
         smallest = _smallest_kept(logits, top_k or vocabulary, top_p, min(candidates, vocabulary))
         least = torch.maximum(smallest, least)
     truncated = logits.masked_fill(logits < least[:, None], -torch.inf)
@@ -176,10 +182,8 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
     values, _ = logits.topk(candidates, dim=1)
     values[:, top_k:] = -torch.inf
     # mass relative to the tokens that top-k keeps: their own if top-k applies, else that of the whole vocabulary
-    if top_k <= candidates:
-        log_z = values.logsumexp(dim=1)
-    else:
-        log_z = logits.logsumexp(dim=1)
+    kept = values if top_k <= candidates else logits
+    log_z = kept.logsumexp(dim=1)
     before = (values - log_z[:, None]).exp().cumsum(dim=1)
     if candidates < min(top_k, logits.shape[1]) and not bool((before[:, -1] >= top_p).all()):
         return _smallest_kept(logits, top_k, top_p, logits.shape[1])
