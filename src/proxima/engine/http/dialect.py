@@ -351,11 +351,12 @@ class Dialect(Protocol):
         """
         raise RuntimeError(f"{self.kind} loads folders only")
 
-    async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
+    async def check_transfer(self, client: ServerClient, question: str, content: object, seconds: float) -> None:
         """Let the workers check that weights can be sent in a certain way. Only called if `checks_transfers` is set.
 
         Args:
-            question: the fields of `InitInfo` in `proxima_vllm_worker`.
+            question: of `QUESTIONS` in `proxima_vllm_worker`.
+            content: what is asked about, as JSON.
             seconds: deadline.
 
         Raises:

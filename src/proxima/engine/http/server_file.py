@@ -36,7 +36,8 @@ def read_addresses(url: str, token_env: str | None, allow_remote: bool) -> tuple
     """
     addresses = dict[str, Address]()
     for number, line in enumerate(_read(url).splitlines(), 1):
-        if not (text := re.sub(r"(^|\s)#.*", "", line).strip().rstrip("/")):
+        text = re.sub(r"(^|\s)#.*", "", line).strip().rstrip("/")
+        if not text:
             continue
         try:
             address = Address(text, token_env, allow_remote)

@@ -180,7 +180,8 @@ class ServerSettings(EngineSpec):
 
 def _check_transfer(kind: str) -> None:
     """Raise FieldError for what names no `WeightTransport`."""
-    known = ["auto", *(name for name in TRANSPORTS if name != "adapters")]  # these have a field of their own
+    known = ["auto", *TRANSPORTS]
+    known.remove("adapters")  # they have a field of their own
     if kind in known:
         return
     bound = f"must be {', '.join(known)} or package.module:Class"
@@ -188,6 +189,5 @@ def _check_transfer(kind: str) -> None:
     try:
         class_of(kind)
     except (ImportError, AttributeError) as error:
-        raise FieldError(
-            "transfer", kind, f"can't be imported: {error}", remedy="name a class that Python finds"
-        ) from error
+        reason = f"can't be imported: {error}"
+        raise FieldError("transfer", kind, reason, remedy="name a class that Python finds") from error

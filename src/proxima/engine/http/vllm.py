@@ -167,10 +167,10 @@ class VllmDialect(Dialect):
         """
         await transfer_weights(client, weights, updates)
 
-    async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
+    async def check_transfer(self, client: ServerClient, question: str, content: object, seconds: float) -> None:
         """See `Dialect.check_transfer`."""
         path = "/init_weight_transfer_engine"
-        await client.post(path, {"init_info": dict(question)}, seconds=seconds, alone=True)
+        await client.post(path, {"init_info": {"question": question, "content": content}}, seconds=seconds, alone=True)
 
     async def load_adapter(
         self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path
@@ -326,13 +326,13 @@ def read_chunk(choice: Mapping[str, Any], event: Mapping[str, Any], routes: Rout
     )
 
 
-def _number_or_nan(value: Any) -> float:
+def _number_or_nan(value: object) -> float:
     if value is None:
         return math.nan
     return number(value, "a log-prob")
 
 
-def _prompt_tokens(ids: Any) -> Ints:
+def _prompt_tokens(ids: object) -> Ints:
     return np.asarray(id_list(ids, "prompt_token_ids"), np.int32)
 
 
@@ -371,7 +371,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         sampling = {"temperature": temperature, "top_k": 2, "logprobs": 2, "max_tokens": 1, "seed": 1}
         choice = await _tokens(client, prompt, sampling)
 
-        def log_probs() -> list[Any]:
+        def log_probs() -> list[object]:
             entry = choice["logprobs"]["content"][0]
             return [alternative["logprob"] for alternative in entry["top_logprobs"]]
 
@@ -408,11 +408,11 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     )
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     return whole(value, "max_model_len", 1)
 
 
-def _workers_of(config: Mapping[str, Any]) -> int | None:
+def _workers_of(config: Mapping[str, object]) -> int | None:
     """The processes that hold the weights; None: not reported."""
     parallel = value_at(config, "parallel_config")
     size = value_at(parallel, "world_size")
@@ -422,7 +422,7 @@ def _workers_of(config: Mapping[str, Any]) -> int | None:
     return whole(size, "world_size", 1) * whole(copies, "data_parallel_size", 1)
 
 
-def _adapter_rank_of(settings: Mapping[str, Any]) -> int:
+def _adapter_rank_of(settings: Mapping[str, object]) -> int:
     """The largest rank of an adapter that the server can be sent during a run; 0: it can be sent none. With room for
     several, a worker keeps adapters that were unloaded: it would not know which one to replace."""
     adapters = value_at(settings, "vllm_config", "lora_config")

@@ -102,7 +102,8 @@ class FastDecoder(CachingDecoder):
         self.head = self._matrix("head", model.get_submodule("lm_head"))
 
     def _layer(self, i: int, block: Any) -> Layer:
-        attention, mlp = block.self_attn, block.mlp
+        attention = block.self_attn
+        mlp = block.mlp
 
         def norm(name: str) -> Tensor | None:
             if not hasattr(attention, name):
@@ -129,8 +130,10 @@ class FastDecoder(CachingDecoder):
         """Fuse linear layers that read the same states, the first `rotary` with their rows permuted, reusing the memory
         of the previous matrix of this name."""
         weights = [weight_of(module) for module in modules]
-        orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
-        biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
+        orders = list[Tensor | None]()
+        for i, weight in enumerate(weights):
+            orders.append(self.order[: len(weight)] if i < rotary else None)
+        biases = [(each.bias, order) for each, order in zip(modules, orders, strict=True) if each.bias is not None]
         parts = list(zip(weights, orders, strict=True))
         bias = joined_rows(biases, self.dtype) if biases else None
         self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
@@ -199,15 +202,17 @@ class FastDecoder(CachingDecoder):
         if not self.buffers or len(self.buffers[0]) < rows:
             queries = self.heads * self.head_dim
             width = self.embedding.shape[1]
-            widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width
-            self.buffers = [torch.empty(rows, width, dtype=self.dtype) for width in widths]
+            keys_and_values = 2 * self.kv_heads * self.head_dim
+            widths = (width, queries + keys_and_values, queries, 2 * self.width, self.width, width)
+            self.buffers = [torch.empty(rows, columns, dtype=self.dtype) for columns in widths]
         return [buffer[:rows] for buffer in self.buffers]
 
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""
         if length > len(self.rotary):
             positions = torch.arange(max(length, 2 * len(self.rotary), 256), device=self.device)
-            cos, sin = self.rotary_source(torch.zeros(1, dtype=torch.float32, device=self.device), positions[None])
+            dtype_and_device = torch.zeros(1, dtype=torch.float32, device=self.device)
+            cos, sin = self.rotary_source(dtype_and_device, positions[None])
             half = self.head_dim // 2
             self.rotary = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
         return self.rotary
@@ -272,9 +277,11 @@ class GraphedSteps:
             out.fill_(torch.nan)  # an empty graph would leave the values from the recording
             replay()
         except RuntimeError as error:
-            self._give_up(next(iter(str(error).strip().splitlines()), type(error).__name__))
+            reason = str(error).strip() or type(error).__name__
+            self._give_up(reason.splitlines()[0])
             return expected
-        apart, size = (x.nan_to_num().float().norm() for x in (out - expected, expected))
+        apart = (out - expected).nan_to_num().float().norm()
+        size = expected.nan_to_num().float().norm()
         if apart > FAR * size or not torch.equal(out.isnan(), expected.isnan()):
             self._give_up(f"a graph of {rows} rows gave a result that is {float(apart / size):.2g} of its norm apart")
             return expected

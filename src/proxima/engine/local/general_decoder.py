@@ -88,7 +88,8 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
         self.images: Any = None  # an `ImageReader`
         if images is not None:
             self.images = ImageReader(self.model, images)
-        (self.model if images is None else self.backbone).set_attn_implementation(hugging_face_name("packed"))
+        packed_module = self.model if images is None else self.backbone
+        packed_module.set_attn_implementation(hugging_face_name("packed"))
 
     def load(self, model: nn.Module) -> None:
         super().load(model)
@@ -108,9 +109,12 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
     def _positions(self, prompts: Sequence[Ints], begin: Sequence[int], position: Tensor) -> Tensor:
         if self.images is None or not self.images.three_axes:
             return position
-        parts = [torch.from_numpy(self.images.position(p)[:, first:]) for p, first in zip(prompts, begin, strict=True)]
+        parts = list[Tensor]()
+        for prompt, first in zip(prompts, begin, strict=True):
+            rows = torch.from_numpy(self.images.position(prompt)[:, first:])
+            parts.append(rows.to(self.device))
         padding = position[sum(rows.shape[1] for rows in parts) :]
-        return torch.cat([*(rows.to(self.device) for rows in parts), padding.expand(3, -1)], 1)
+        return torch.cat([*parts, padding.expand(3, -1)], 1)
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
@@ -164,7 +168,8 @@ class RecomputeDecoder(ModelCopy):
         """The last hidden state of each sequence, one sequence at a time: with padding to the longest, a row's last
         bits would depend on its neighbours. Equal ones, such as the rows of a step that are not in use, run once."""
         keys = [tuple(ids.tolist()) for ids in sequences]
-        last = {key: self._forward(ids)[-1] for key, ids in dict(zip(keys, sequences, strict=True)).items()}
+        different = dict(zip(keys, sequences, strict=True))
+        last = {key: self._forward(ids)[-1] for key, ids in different.items()}
         return torch.stack([last[key] for key in keys])
 
     def _forward(self, tokens: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -141,11 +140,11 @@ class PrefixCache:
         tokens = [prompt.tokens for prompt, _ in prompts]
         ends = [list(dict.fromkeys((*shared, len(prompt.tokens)))) for prompt, shared in prompts]
         while unfinished := [i for i, lengths in enumerate(ends) if counts[i] < len(lengths)]:
-            alike: dict[Any, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
+            alike: dict[object, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
             for i in unfinished:
                 next_ends = ends[i][: counts[i] + 1]
                 ends_prompt = len(next_ends) == len(ends[i])
-                key: Any = i if ends_prompt else _prefix_key(tokens[i], next_ends)
+                key: object = i if ends_prompt else _prefix_key(tokens[i], next_ends)
                 alike.setdefault(key, []).append(i)
             firsts = [group[0] for group in alike.values()]
             parts = [tokens[i][: ends[i][counts[i]]] for i in firsts]

@@ -79,7 +79,8 @@ class RunningBatch:
     def of(cls, requests: Sequence[RunningRequest], table: TokenTable, device: torch.device) -> "RunningBatch":
         sampling = [running.request.sampling for running in requests]
         lines = np.array([running.line for running in requests], np.int64)
-        last, position, uniform = table.ahead(lines, 1 if any(settings.stop for settings in sampling) else WINDOW)
+        steps = 1 if any(settings.stop for settings in sampling) else WINDOW
+        last, position, uniform = table.ahead(lines, steps)
         padding = (0, padded_rows(len(lines)) - len(lines))
         return cls(
             requests=list(requests),
@@ -130,7 +131,8 @@ class Scheduler:
         self.waiting: deque[WaitingPrompt] = deque()
         self.starts_waiting = True  # False: waiting requests stay waiting
         self.version = 0
-        self.generated_tokens = self.completions_ended = 0  # of all callers
+        self.generated_tokens = 0  # of all callers
+        self.completions_ended = 0  # likewise
         self.prefixes = PrefixCache()
         self._batch: RunningBatch | None = None  # the steps not yet in the table
         self._rebuild = False
@@ -147,22 +149,26 @@ class Scheduler:
             check_prompt(prompt, self.max_length)
             if request.grammar is not None:
                 raise GrammarRefusedError("the local engine has no grammars", remedy="use vllm or sglang")
-            # an agent may ask twice after the same messages: each length counts once
-            if self.decoder.takes_past:
-                lengths = {prompt.shared_prefix, *request.shared}
-            else:
-                lengths = set()
-            shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
+            shared = self._shared_lengths(request)
             key = prompt.uid, prompt.tokens.tobytes(), shared
             if key not in groups:
                 groups[key] = WaitingPrompt(prompt, deque(), shared=shared)
             groups[key].requests.append((request, sink))
         self.waiting.extend(groups.values())
 
+    def _shared_lengths(self, request: Request) -> tuple[int, ...]:
+        """The lengths, ascending, of the beginnings of a prompt whose KV other requests may share. An agent may ask
+        twice after the same messages: each length counts once."""
+        if not self.decoder.takes_past:
+            return ()
+        most = len(request.prompt.tokens)
+        lengths = {request.prompt.shared_prefix, *request.shared}
+        return tuple(sorted(length for length in lengths if 0 < length <= most))
+
     def discard(self, sink: Sink) -> None:
         """Drop the requests of a caller that has left."""
         self._write()
-        self._release([r for r in self.running if r.sink is sink])
+        self._release([running for running in self.running if running.sink is sink])
         for entry in list(self.waiting):
             entry.requests = deque(pair for pair in entry.requests if pair[1] is not sink)
             if not entry.requests:
@@ -206,7 +212,8 @@ class Scheduler:
         self._rebuild = bool(self.running) and not keep
         self.prefixes.clear()
         for entry in self.waiting:
-            entry.hidden = entry.kv = None
+            entry.hidden = None
+            entry.kv = None
 
     @torch.no_grad()
     def step(self, most: int = 1) -> None:
@@ -236,8 +243,8 @@ class Scheduler:
                 tokens = self.prefixes.missing(entry.prompt, entry.shared)
                 if fresh and (tokens > budget or len(entry.prompt.tokens) > room):
                     break
-                budget = budget - tokens
-                room = room - len(entry.prompt.tokens)
+                budget -= tokens
+                room -= len(entry.prompt.tokens)
                 fresh.append(entry)
             started = [entry.requests.popleft() for _ in range(min(free, len(entry.requests)))]
             free -= len(started)
@@ -246,7 +253,8 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            states, kv = self.prefixes.prefill(self.decoder.prefill, [(entry.prompt, entry.shared) for entry in fresh])
+            prompts = [(entry.prompt, entry.shared) for entry in fresh]
+            states, kv = self.prefixes.prefill(self.decoder.prefill, prompts)
             for i, entry in enumerate(fresh):
                 entry.hidden = states[i]
                 entry.kv = kv[i]
@@ -264,10 +272,14 @@ class Scheduler:
         self._lead()
         self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the cache of the running completions has
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
-        which = torch.tensor([i for i, (_, started) in enumerate(entering) for _ in started], device=device)
+        prompt_of = list[int]()  # of each request that starts, its place among the prompts
+        for place, (_, started) in enumerate(entering):
+            prompt_of.extend([place] * len(started))
+        which = torch.tensor(prompt_of, device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
-        routes = [entry.routes[-1] for entry, _ in entering if entry.routes is not None]
-        self._sample(self.decoder.logits(hidden)[which], self._batch, torch.stack(routes)[which] if routes else None)
+        last_routes = [entry.routes[-1] for entry, _ in entering if entry.routes is not None]
+        routes = torch.stack(last_routes)[which] if last_routes else None
+        self._sample(self.decoder.logits(hidden)[which], self._batch, routes)
         self._write()
 
     def _lead(self) -> None:
@@ -277,23 +289,27 @@ class Scheduler:
         leaders = [(0, 0)] * self.slots
         for slot, running in enumerate(self.running):
             firsts = [(places.setdefault(name, slot), length) for name, length in running.beginnings]
-            leaders[slot] = next((first for first in firsts if first[0] < slot), (slot, 0))
+            led = [(leader, length) for leader, length in firsts if leader < slot]
+            leaders[slot] = led[0] if led else (slot, 0)
         self.cache.leaders = torch.tensor(leaders).T.contiguous()
 
     def _decode(self) -> None:
-        batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
+        batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
+        self._batch = batch
         step = len(batch.sampled)
         hidden = self.decoder.step(batch.last, batch.position[step], self.cache, batch.longest + step)
         count = len(batch.lines)
-        routes = self.decoder.routes
-        self._sample(self.decoder.logits(hidden[:count]), batch, None if routes is None else routes[:count])
+        routes = None if self.decoder.routes is None else self.decoder.routes[:count]
+        self._sample(self.decoder.logits(hidden[:count]), batch, routes)
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
         """Store the routes of prompts that were just run, in this order."""
-        if self.decoder.routes is not None:
-            lengths = [len(entry.prompt.tokens) for entry in prompts]
-            for entry, route in zip(prompts, self.decoder.routes[: sum(lengths)].split(lengths), strict=True):
-                entry.routes = route
+        if self.decoder.routes is None:
+            return
+        lengths = [len(entry.prompt.tokens) for entry in prompts]
+        routes = self.decoder.routes[: sum(lengths)].split(lengths)
+        for entry, route in zip(prompts, routes, strict=True):
+            entry.routes = route
 
     def _recompute_running(self) -> None:
         """Recompute the KV of every running completion under new weights, from its prompt and its tokens so far."""
@@ -302,8 +318,10 @@ class Scheduler:
                 np.concatenate([running.request.prompt.tokens, self.table.tokens(running.line)[:-1]])
                 for running in self.running[at : at + ROWS]
             ]
-            for i, kv in enumerate(self.decoder.prefill(sequences)[1]):
-                self.cache.put(torch.tensor([at + i], device=self.cache.device), kv, self.decoder.shift(sequences[i]))
+            _, caches = self.decoder.prefill(sequences)
+            for i, kv in enumerate(caches):
+                slot = torch.tensor([at + i], device=self.cache.device)
+                self.cache.put(slot, kv, self.decoder.shift(sequences[i]))
                 self.running[at + i].beginnings = ()
         self._lead()
         self._rebuild = False
@@ -337,29 +355,33 @@ class Scheduler:
         """The requests that end with their last token, which is already in the table."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
-            stop = running.request.sampling.stop
-            begun = bool(running.request.prompt.begun)
-            if stop:
-                text = sampled_text(self.tokenizer, self.table.tokens(running.line), after_text=begun)
-            else:
-                text = ""
-            if self._stops(running, token) or stop_string(text, stop) is not None:
+            if self._stops(running, token) or self._has_stop_string(running):
                 finished.append((running, "stop"))
             elif self.table.length[running.line] >= self.table.limit[running.line]:
                 finished.append((running, "length"))
         return finished
+
+    def _has_stop_string(self, running: RunningRequest) -> bool:
+        stop = running.request.sampling.stop
+        if not stop:
+            return False
+        begun = bool(running.request.prompt.begun)
+        text = sampled_text(self.tokenizer, self.table.tokens(running.line), after_text=begun)
+        return stop_string(text, stop) is not None
 
     def _write(self) -> None:
         """End the batch and write its samples to the table. Called before the running completions or the weights
         change."""
         batch = self._batch
         self._batch = None
-        if batch is not None and batch.sampled:
-            steps = [step.columns for step in batch.sampled]
-            columns = {name: torch.stack([step[name] for step in steps]).cpu().numpy() for name in steps[0]}
-            if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
+        if batch is None or not batch.sampled:
+            return
+        steps = [step.columns for step in batch.sampled]
+        columns = {name: torch.stack([step[name] for step in steps]).cpu().numpy() for name in steps[0]}
+        for name in ("untruncated_log_prob", "sampled_log_prob"):
+            if not np.isfinite(columns[name]).all():
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
-            self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
+        self.table.append(batch.lines, self.version, columns, [step.sets for step in batch.sampled])
 
     def _open(self, request: Request, sink: Sink, entry: WaitingPrompt) -> RunningRequest:
         prompt = request.prompt
@@ -398,7 +420,8 @@ class Scheduler:
         self._lead()
 
     def _completion(self, request: Request, columns: dict[str, Any], reason: FinishReason) -> Completion:
-        sampling, prompt = request.sampling, request.prompt
+        sampling = request.sampling
+        prompt = request.prompt
         ends = self._stop_tokens_of(request)
         written = written_text(self.tokenizer, columns["tokens"], begun=prompt.begun, ends=ends, stop=sampling.stop)
         if not sampling.truncates:

@@ -85,7 +85,7 @@ def check_resume(journal: Journal, config: RunConfig | OfflineConfig, *, accept:
     return [Change(field=path, before=_or_none(was), now=_or_none(new)) for path, was, new in differing]
 
 
-def _or_none(value: Any) -> Any:
+def _or_none(value: object) -> object:
     """A value as the journal keeps it."""
     return None if value is ABSENT else value
 

@@ -74,6 +74,13 @@ def run_info(
     budget = f"{config.train.tokens_per_micro_batch:,} tokens"
     made = "1 update" if updates == 1 else f"{updates:,} updates"
     about = {path: about_rows(opened) for path, opened in rows.items()}
+    parameters = 0
+    adapter = 0
+    device = config.model.device
+    if loaded is not None:
+        parameters = loaded.parameters
+        adapter = loaded.adapter_parameters
+        device = str(loaded.model.device)
     return RunInfo(
         version=__version__,
         algorithm=algorithm,
@@ -82,9 +89,9 @@ def run_info(
         folder=folder,
         steps=steps,
         composition=f"{step} → micro-batches ≤ {budget} → {made}",
-        parameters=0 if loaded is None else loaded.parameters,
-        adapter=0 if loaded is None else loaded.adapter_parameters,
-        device=config.model.device if loaded is None else str(loaded.model.device),
+        parameters=parameters,
+        adapter=adapter,
+        device=device,
         threads=torch.get_num_threads(),
         dtype=dtype,
         resumed_at=finished,
@@ -101,7 +108,9 @@ def algorithm_name(config: RunConfig) -> str:
     preset = algorithm.preset
     slot = "surrogate" if algorithm.preference is None else "preference"
     value = getattr(algorithm, slot)
-    kind = "" if value is None else kind_of(value)  # distillation alone has no surrogate
+    kind = ""  # distillation alone has no surrogate
+    if value is not None:
+        kind = kind_of(value)
     if not preset or preset not in ALGORITHMS or not kind:
         return preset or kind
     written = ALGORITHMS[preset].get(slot, {}).get("kind")

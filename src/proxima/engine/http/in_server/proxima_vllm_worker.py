@@ -108,15 +108,14 @@ def _pack_tied_heads(model: Any) -> None:
 
 @dataclass
 class InitInfo:
-    """Asks whether a way to send weights is open; an error is the answer no. Empty, it begins an update.
+    """Begins an update, or asks whether a way to send weights is open; an error is the answer no.
 
-    group: can this worker join it? devices: is this worker on one of these GPUs, by their UUIDs? sound: did the last
-    update fail for a reason other than this worker's own?
+    question: of `QUESTIONS`; empty: none.
+    content: what is asked about.
     """
 
-    group: dict[str, Any] | None = None
-    devices: Sequence[str] = ()
-    sound: bool = False
+    question: str = ""
+    content: Any = None
 
 
 @dataclass
@@ -156,14 +155,9 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """
         if self.wanted is None:  # later the model may be in the middle of a failed update
             self.wanted = {name for name, _ in self.model.named_parameters()}
-        if init_info.group is not None:
-            self.join(init_info.group)
-        if init_info.devices:
-            device = device_name(self.device)
-            if device not in init_info.devices:
-                raise RuntimeError(f"a worker is on GPU {device}")
-        if init_info.sound and self.own_fault:
-            raise RuntimeError("its last update failed here")
+        if init_info.question:
+            ask = QUESTIONS[init_info.question]
+            ask(self, init_info.content)
 
     def start_weight_update(self) -> None:
         """Start an update. One that was broken off and could not be closed is closed first: vLLM forgets it, and would
@@ -289,6 +283,31 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
             group[1].abort()
 
 
+def can_join(engine: ProximaEngine, member: dict[str, Any]) -> None:
+    """group: can this worker join it? By the fields of `GroupMember`."""
+    engine.join(member)
+
+
+def is_on_one(engine: ProximaEngine, devices: Sequence[str]) -> None:
+    """devices: is this worker on one of these GPUs? By their UUIDs."""
+    device = device_name(engine.device)
+    if device not in devices:
+        raise RuntimeError(f"a worker is on GPU {device}")
+
+
+def is_sound(engine: ProximaEngine, _: None) -> None:
+    """sound: did the last update fail for a reason other than this worker's own?"""
+    if engine.own_fault:
+        raise RuntimeError("its last update failed here")
+
+
+QUESTIONS: dict[str, Callable[[ProximaEngine, Any], None]] = {
+    "group": can_join,
+    "devices": is_on_one,
+    "sound": is_sound,
+}
+
+
 class GroupBrokeError(RuntimeError):
     """The group broke while a bucket was received: another member may have failed."""
 
@@ -412,7 +431,7 @@ def _shared(handle: dict[str, Any], device: Any) -> Any:
     return rebuild_cuda_tensor(**classes, **arguments, storage_device=device.index or 0)
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: object) -> object:
     """A value of a handle: JSON carries bytes in base64, after an equals sign."""
     if isinstance(value, str) and value.startswith("="):
         return base64.b64decode(value[1:])

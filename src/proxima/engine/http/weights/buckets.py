@@ -43,14 +43,14 @@ def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], larg
 
     def close() -> None:
         nonlocal start, end
-        size = -(-end // ALIGNED) * ALIGNED
+        size = _aligned(end)
         buckets.append(Bucket(start, size, tuple(places)))
         places.clear()
-        start = start + size
+        start += size
         end = 0
 
     for name, dtype, shape in tensors:
-        place = TensorPlace(name, str(dtype).removeprefix("torch."), tuple(shape), -(-end // ALIGNED) * ALIGNED)
+        place = TensorPlace(name, str(dtype).removeprefix("torch."), tuple(shape), _aligned(end))
         if places and place.end > (largest or BUCKET):
             close()
             place = TensorPlace(place.name, place.dtype, place.shape, 0)
@@ -58,6 +58,11 @@ def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], larg
         end = place.end
     close()
     return buckets
+
+
+def _aligned(end: int) -> int:
+    """Where the next tensor begins after one that ends there."""
+    return -(-end // ALIGNED) * ALIGNED
 
 
 def without_gaps(buckets: Iterable[Bucket]) -> list[Bucket]:
@@ -68,8 +73,8 @@ def without_gaps(buckets: Iterable[Bucket]) -> list[Bucket]:
         for place in (*bucket.places, None):
             if run and (place is None or place.start != run[-1].end):
                 first = run[0].start
-                places = (replace(each, start=each.start - first) for each in run)
-                split.append(Bucket(bucket.start + first, run[-1].end - first, tuple(places)))
+                places = tuple(replace(each, start=each.start - first) for each in run)
+                split.append(Bucket(bucket.start + first, run[-1].end - first, places))
                 run.clear()
             if place is not None:
                 run.append(place)
@@ -142,7 +147,10 @@ def file_weights(model: Any, *, shapes: bool = False) -> Iterator[tuple[str, Ten
         yield from revert_weight_conversion(model, dict(named)).items()
         return
     for name, weight in named:
-        yield from revert_weight_conversion(model, {name: weight}).items() if conversions else [(name, weight)]
+        if conversions:
+            yield from revert_weight_conversion(model, {name: weight}).items()
+        else:
+            yield name, weight
 
 
 def written_dtype(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:

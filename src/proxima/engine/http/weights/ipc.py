@@ -78,7 +78,7 @@ class IpcTransport(StreamTransport):
         devices = await self.compute(devices_of, update.module)
         for replica in replicas:
             try:
-                await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
+                await replica.dialect.check_transfer(replica.client, "devices", devices, self.spec.call_seconds)
             except ServerError as error:
                 reason = f"{replica.url} does not share the trainer's GPUs, {', '.join(devices)}: {error.reason}"
                 raise UserError(reason, remedy=REMEDY) from error
@@ -356,7 +356,7 @@ def _cuda_handle(memory: Tensor) -> dict[str, Any]:
     return {name: _encoded(value) for name, value in values.items()}
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> object:
     if isinstance(value, bytes):
         return f"={base64.b64encode(value).decode()}"
     return value

@@ -108,8 +108,8 @@ class GroupTransport(StreamTransport):
         group = SenderGroup(store, replicas, next(self._numbers), FORM_SECONDS, device_of(update.module))
 
         async def join(replica: Replica) -> None:
-            question = {"group": asdict(group.member(replica.url, host_for(replica.url, addresses)))}
-            await replica.dialect.check_transfer(replica.client, question, 3 * FORM_SECONDS)
+            member = group.member(replica.url, host_for(replica.url, addresses))
+            await replica.dialect.check_transfer(replica.client, "group", asdict(member), 3 * FORM_SECONDS)
 
         async def form() -> None:
             await in_new_thread(group.form, host_for(replicas[0].url, addresses))
@@ -137,7 +137,7 @@ class GroupTransport(StreamTransport):
         devices = await self.compute(devices_of, update.module)
         for replica in on_gpus:
             try:
-                await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
+                await replica.dialect.check_transfer(replica.client, "devices", devices, self.spec.call_seconds)
             except ServerError:  # it is on another one
                 continue
             reason = f"{replica.url} is on a GPU of the trainer's, and a group can't have two members on one"
@@ -718,7 +718,7 @@ async def _is_sound(replica: Replica, weights: StreamedWeights) -> bool:
         return False
     if replica.dialect.checks_transfers:
         try:
-            await replica.dialect.check_transfer(replica.client, {"sound": True}, seconds)
+            await replica.dialect.check_transfer(replica.client, "sound", None, seconds)
         except (ServerError, UserError):
             return False
     return True

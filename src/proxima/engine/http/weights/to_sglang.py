@@ -20,8 +20,10 @@ from proxima.engine.protocol import ServerError
 
 LOAD = "/update_weights_from_disk"
 RECEIVE = "/update_weights_from_distributed"
-BEGIN, END = "/begin_weight_update", "/end_weight_update"
-JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
+BEGIN = "/begin_weight_update"
+END = "/end_weight_update"
+JOIN = "/init_weights_update_group"
+LEAVE = "/destroy_weights_update_group"
 GROUP = "proxima"  # the server's name for its group; it is in one at a time
 NO_CALL = (404, 405, 501)
 TRANSFERS = ("folder", "group")  # the ways to send it weights, of the table of transports
@@ -63,17 +65,20 @@ async def receive_updates(client: ServerClient, weights: NewWeights, updates: As
 def store_prefixes(backend: str) -> tuple[str, ...]:
     """See `Dialect.store_prefixes`. SGLang puts the group's name before the keys, and torch, which then forms the
     group, puts the name once more, and the device, each with a slash behind it."""
-    return GROUP, f"{GROUP}/", "cuda/" if backend == "nccl" else "cpu/"
+    device = "cuda" if backend == "nccl" else "cpu"
+    return GROUP, f"{GROUP}/", f"{device}/"
 
 
 async def group_facts(client: ServerClient, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The facts needed to form a process group with the server: its device, and the number of its workers, which may
     only be tensor-parallel. A group that can't be formed is not offered."""
     device = settings.get("device")
-    sizes = [settings.get(f"{kind}_size") for kind in ("tp", "pp", "dp")]
     facts: dict[str, Any] = {"device": device if isinstance(device, str) else None}
-    if type(sizes[0]) is int and sizes[0] > 0 and sizes[1:] == [1, 1] and await _has_groups(client):
-        facts |= {"workers": sizes[0], "transfers": TRANSFERS}
+    workers = settings.get("tp_size")
+    others = (settings.get("pp_size"), settings.get("dp_size"))
+    if type(workers) is int and workers > 0 and others == (1, 1) and await _has_groups(client):
+        facts["workers"] = workers
+        facts["transfers"] = TRANSFERS
     return facts
 
 
@@ -135,14 +140,27 @@ async def _receive_all(client: ServerClient, update: Mapping[str, Any], deadline
     group = update["group"]
     if not group["reused"]:
         await _leave(client, deadline)
-        address = {"master_address": group["host"], "master_port": group["port"], "group_name": GROUP}
-        ranks = {"rank_offset": group["rank"], "world_size": group["size"], "backend": group["backend"]}
-        await client.post(JOIN, address | ranks, seconds=deadline.left)
+        joining = {
+            "master_address": group["host"],
+            "master_port": group["port"],
+            "group_name": GROUP,
+            "rank_offset": group["rank"],
+            "world_size": group["size"],
+            "backend": group["backend"],
+        }
+        await client.post(JOIN, joining, seconds=deadline.left)
     for tensors in update["tensors"]:
         names, dtypes, shapes, _ = zip(*tensors, strict=True)
-        body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": GROUP}
-        body |= {"load_format": "flattened_bucket", "flush_cache": False, "abort_all_requests": False}
-        await client.post(RECEIVE, body, seconds=deadline.left)
+        bucket = {
+            "names": names,
+            "dtypes": dtypes,
+            "shapes": shapes,
+            "group_name": GROUP,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        await client.post(RECEIVE, bucket, seconds=deadline.left)
 
 
 async def _leave(client: ServerClient, deadline: Deadline) -> None:
