@@ -69,8 +69,10 @@ def _temperature(stated: float, found: float) -> str:
     share = 1 + found  # T / T'
     if share < FAR:
         return "a far higher temperature"
-    fewer = " or from fewer tokens" if found > 0 else ""
-    return f"a temperature of about {stated / share:.3g}{fewer}"
+    about = f"a temperature of about {stated / share:.3g}"
+    if found > 0:
+        return f"{about} or from fewer tokens"
+    return about
 
 
 def surplus(answers: Sequence[Stated]) -> Interval:
@@ -81,7 +83,8 @@ def surplus(answers: Sequence[Stated]) -> Interval:
     0 in expectation. To first order, draws at temperature T' in place of T have r = T / T' − 1; those that leave out
     rare tokens have r > 0. Tokens that q leaves out are not counted. The variance must not be 0 everywhere.
     """
-    more, variance = list[float](), list[float]()
+    more = list[float]()
+    variance = list[float]()
     for each in answers:
         inside = np.isfinite(each.log_prob)
         more.append(float((each.log_prob - each.mean)[inside].sum()))

@@ -83,14 +83,16 @@ class TrainerView:
     @torch.no_grad()
     def stated(self, answer: EngineAnswer, sampling: Sampling) -> Stated:
         """The stated distribution at the positions of an answer."""
-        everything = np.broadcast_to(np.arange(self.vocabulary, dtype=np.int32), (len(answer.tokens), self.vocabulary))
+        ids = np.arange(self.vocabulary, dtype=np.int32)
+        everything = np.broadcast_to(ids, (len(answer.tokens), self.vocabulary))
         batch = self.policy.pack([_trajectory(answer, sampling.temperature, everything)])
         rows = after_truncation(self.policy(batch).need("top_k_log_prob").double(), sampling)
         probability = rows.exp()
         finite = rows.where(probability > 0, 0.0)
         mean = (probability * finite).sum(1)
         variance = (probability * finite.square()).sum(1) - mean.square()
-        drawn = rows.gather(1, torch.as_tensor(answer.tokens, device=rows.device).long()[:, None]).squeeze(1)
+        tokens = torch.as_tensor(answer.tokens, device=rows.device).long()
+        drawn = rows.gather(1, tokens[:, None]).squeeze(1)
         return Stated(log_prob=_floats(drawn), mean=_floats(mean), variance=_floats(variance))
 
 
