@@ -1,6 +1,6 @@
 """The differences between servers: their calls and their capabilities."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -311,7 +311,7 @@ class Dialect(Protocol):
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
         ...
 
-    def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+    def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the completion in chunks as they arrive. Closing the stream ends the request at the server. It has no
         timeout: the caller measures the time between tokens."""
         ...

@@ -161,7 +161,7 @@ class Replica:
         call = self.running[job] = RunningCall(job, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
-            async with aclosing(stream) as chunks:  # type: ignore[type-var]
+            async with aclosing(stream) as chunks:
                 async with call.timeout:
                     last = await self._read(call, chunks)
                 self._over(call)

@@ -15,7 +15,7 @@ New weights: `weights/to_sglang.py`.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -114,7 +114,9 @@ class SglangDialect(Dialect):
         with as_expected(client, ""):
             return await find_facts(client)
 
-    async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+    async def stream(
+        self, client: ServerClient, facts: ServerFacts, request: TokenRequest
+    ) -> AsyncGenerator[Chunk, None]:
         """Stream the completion in chunks.
 
         Raises:

@@ -8,7 +8,7 @@ New weights: `weights/to_vllm.py`.
 """
 
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -85,7 +85,9 @@ class VllmDialect(Dialect):
         with as_expected(client, ""):
             return await find_vllm_facts(client)
 
-    async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+    async def stream(
+        self, client: ServerClient, facts: ServerFacts, request: TokenRequest
+    ) -> AsyncGenerator[Chunk, None]:
         """Stream the completion in chunks.
 
         Raises:

@@ -153,7 +153,7 @@ class _Perturbed:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
-        logits: Tensor = super().logits(hidden)  # type: ignore[misc]
+        logits: Tensor = super().logits(hidden)  # type: ignore[misc]  # of the decoder beside it in each subclass
         if self.perturbation.bias is None:
             return logits
         return logits.float() + self.perturbation.bias

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -209,7 +209,7 @@ class LocalEngine:
     def capabilities(self) -> Capabilities:
         return self.spec.capabilities_on(self.scheduler.cache.device)
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:

@@ -12,7 +12,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -118,7 +118,7 @@ class ProcessEngine:
             for r in requests
         }
         lean_requests = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
-        async with aclosing(self._supervisor.replies("generate", lean_requests)) as replies:  # type: ignore[type-var]
+        async with aclosing(self._supervisor.replies("generate", lean_requests)) as replies:
             async for kind, value in replies:
                 if kind == "item":
                     yield value
@@ -286,7 +286,7 @@ class Supervisor:
                 completions += InFlight.not_taken(call.arguments[0], values)
         return completions
 
-    async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
+    async def replies(self, method: str, *arguments: Any) -> AsyncGenerator[tuple[str, Any], None]:
         """Stream the replies to a call, `done` last; closing the stream cancels the call.
 
         Raises:

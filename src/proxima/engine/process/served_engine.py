@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -87,11 +87,11 @@ class ServedEngine:
         images.follow(Path(folder))
         return images.tokenizer
 
-    async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
+    async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncGenerator[tuple[str, Any], None]:
         """Yield the replies to a call: `item` for each completion, and `done` at the end."""
         result = None
         if method == "generate":
-            async with aclosing(self.engine.generate(*arguments)) as stream:  # type: ignore[type-var]
+            async with aclosing(self.engine.generate(*arguments)) as stream:
                 async for completion in stream:
                     yield "item", completion
         elif method == "publish":
@@ -123,7 +123,7 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
 
     async def reply(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            async with aclosing(served.answer(method, arguments)) as replies:  # type: ignore[type-var]
+            async with aclosing(served.answer(method, arguments)) as replies:
                 async for kind, value in replies:
                     send(writer, (number, kind, value))
                     await writer.drain()

@@ -84,7 +84,8 @@ class RankHost:
         raylet = os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, child.process.stdout), (2, child.process.stderr)):
-                selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ, stream)
             while selector.get_map():
                 ended = child.process.poll() is not None  # asked first: whatever it wrote before can be read now
                 ready = selector.select(QUIET_SECONDS)

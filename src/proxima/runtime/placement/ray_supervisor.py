@@ -186,7 +186,7 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
         for report in ready:
             rank = reports[report]
             try:
-                event: Any = ray.get(next(report))  # type: ignore[arg-type]
+                event: Any = ray.get(next(report))  # type: ignore[arg-type]  # Ray's stubs know no streams
             except Exception as error:  # Ray's errors about an actor are many
                 event = None
                 last[rank] = _reason(error)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in torch's stubs
 from torch.distributed.distributed_c10d import PrefixStore
 
 from proxima.config.comparable import flat_values

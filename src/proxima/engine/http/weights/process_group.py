@@ -28,6 +28,8 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
+
+# torch's stubs lack them
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from proxima.data import UserError
@@ -353,7 +355,7 @@ class SenderGroup:
                 nccl_options._timeout = timedelta(seconds=self.seconds)
                 with _blocking_waits():
                     return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
-            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # as above
             options._timeout = timedelta(seconds=self.form_seconds)
             options._devices = [ProcessGroupGloo.create_device(hostname=host)]
             return ProcessGroupGloo(prefix, 0, self.size, options)
