@@ -405,7 +405,7 @@ def _own_address(host: str, port: int) -> str:
 
 def _size(tensors: Sequence[Any]) -> int:
     """Bytes of a bucket."""
-    end = max(start + _bytes(dtype, shape) for _, dtype, shape, start in tensors)
+    end: int = max(start + _bytes(dtype, shape) for _, dtype, shape, start in tensors)
     return math.ceil(end / ALIGNED) * ALIGNED
 
 
