@@ -53,7 +53,9 @@ def rows_on(device: torch.device, vocabulary: int) -> int:
     """`rows_of_logits` of a device; on a CPU always `ROWS_ON_CPU`, on an accelerator of another kind the fewest."""
     if device.type == "cuda":
         return rows_of_logits(torch.cuda.get_device_properties(device).total_memory, vocabulary)
-    return ROWS_ON_CPU if device.type in ("cpu", "meta") else FEWEST_ROWS
+    if device.type in ("cpu", "meta"):
+        return ROWS_ON_CPU
+    return FEWEST_ROWS
 
 
 class TokenLogProbs(NamedTuple):
@@ -109,23 +111,42 @@ def token_log_prob(
     if not isinstance(temperature, Tensor):
         exact = torch.promote_types(hidden.dtype, torch.float32)
         temperature = torch.full(hidden.shape[:1], float(temperature), dtype=exact, device=hidden.device)
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
-        compute = torch.get_autocast_dtype(kind)
-    else:
-        compute = hidden.dtype
-    settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute, fused)
+    want_entropy = entropy or entropy_gradient
+    compute = _product_dtype(hidden)
     if part is not None and mask is not None:
         mask = part.local_mask(mask)
-    whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, mask, part))
-    single = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
-    suits = single and kind == "cpu" and len(hidden) > 0 and weight.shape[1] % LANES == 0
-    args = (hidden, weight, target, temperature, *settings[:2], chunk)
-    if whole and suits and (values := fused_log_prob(*args)) is not None:
-        return TokenLogProbs(values[0], values[1] if settings[0] else None, None)
 
-    log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, mask, part, *settings)
-    return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
+    plain = all(each is None for each in (bias, others, mask, part))
+    if plain and _suits_kernels(hidden, weight, temperature, compute):
+        values = fused_log_prob(hidden, weight, target, temperature, want_entropy, entropy_gradient, chunk)
+        if values is not None:
+            log_prob, entropies = values
+            return TokenLogProbs(log_prob, entropies if want_entropy else None, None)
+
+    log_prob, entropies, more = blockwise_log_prob(
+        hidden, weight, bias, target, temperature, others, mask, part,
+        want_entropy, entropy_gradient, others_gradient, chunk, compute, fused,
+    )  # fmt: skip
+    wanted_entropy = entropies if want_entropy else None
+    of_others = None if others is None else more
+    return TokenLogProbs(log_prob, wanted_entropy, of_others)
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    """The dtype in which hidden states are multiplied with the head: that of autocast, or their own."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return hidden.dtype
+
+
+def _suits_kernels(hidden: Tensor, weight: Tensor, temperature: Tensor, compute: torch.dtype) -> bool:
+    """True for inputs that `fused_log_prob` takes."""
+    if hidden.device.type != "cpu" or compute != torch.bfloat16:
+        return False
+    if {hidden.dtype, weight.dtype, temperature.dtype} != {torch.float32}:
+        return False
+    return len(hidden) > 0 and weight.shape[1] % LANES == 0
 
 
 def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | None, **settings: Any) -> TokenLogProbs:
@@ -133,20 +154,21 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
     `echo`: all values of the others, which no loss or metric reads, are 0. For a batch without such a token one row is
     run, so that every rank joins the passes of a sharded head."""
     count = max(1, sum(batch.sampled_of) + batch.echo_tokens)
-    if batch.echo is None:
-        read = batch.sampled
-    else:
-        read = batch.sampled | (batch.echo > 0)
+    read = batch.sampled
+    if batch.echo is not None:
+        read = read | (batch.echo > 0)
     rows = torch.argsort((~read).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
     others = None if others is None else others[rows]
-    log_probs = token_log_prob(hidden.index_select(0, rows), others=others, **settings)
+    found = token_log_prob(hidden.index_select(0, rows), others=others, **settings)
 
     def spread(own: Tensor) -> Tensor:
         return own.new_zeros(len(hidden), *own.shape[1:]).index_copy(0, rows, own)
 
-    entropy, more = (None if own is None else spread(own) for own in log_probs[1:])
-    return TokenLogProbs(spread(log_probs.log_prob), entropy, more)
+    log_prob = spread(found.log_prob)
+    entropy = None if found.entropy is None else spread(found.entropy)
+    of_others = None if found.others is None else spread(found.others)
+    return TokenLogProbs(log_prob, entropy, of_others)
 
 
 class _BlockwiseLogProb(torch.autograd.Function):
@@ -171,20 +193,19 @@ class _BlockwiseLogProb(torch.autograd.Function):
         fused = fused and mask is None
         measure = compiled(_measured) if fused else _measured
         with torch.autocast(hidden.device.type, enabled=False):
-            h, w = hidden.to(compute), weight.to(compute)
+            h = hidden.to(compute)
+            w = weight.to(compute)
             b = None if bias is None else bias.to(compute)
             log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
-            if mask is None:
-                masked_z = log_z
-            else:
-                masked_z = torch.empty_like(log_z)
-            if want_entropy:
-                entropy = torch.empty_like(log_z)
-            else:
-                entropy = log_z.new_zeros(0)
-            more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
-            near, far = (target, others) if part is None else part.rows_of(target, others)
+            masked_z = log_z if mask is None else torch.empty_like(log_z)
+            entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
+            others_count = 0 if others is None else others.shape[1]
+            more = log_z.new_empty(len(h), others_count)
+            near = target
+            far = others
+            if part is not None:
+                near, far = part.rows_of(target, others)
             for at in range(0, len(h), chunk):
                 logits = F.linear(h[at : at + chunk], w, b)
                 for rows in _blocks(logits, at, fused):
@@ -202,8 +223,14 @@ class _BlockwiseLogProb(torch.autograd.Function):
                 log_z, masked_z, log_prob = part.log_prob(log_z, masked_z, log_prob, target)
                 if want_entropy:
                     entropy = part.entropy(entropy, own_z, log_z)
-                more = more if others is None else part.values_of(others, more) - log_z[:, None]
-        ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
+                if others is not None:
+                    more = part.values_of(others, more) - log_z[:, None]
+        constants = []
+        if not entropy_gradient:
+            constants.append(entropy)
+        if not others_gradient:
+            constants.append(more)
+        ctx.mark_non_differentiable(*constants)  # a second call would replace the first
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, masked_z)
@@ -224,25 +251,24 @@ class _BlockwiseLogProb(torch.autograd.Function):
         grad_log_prob, grad_entropy, grad_others = grads
         mask: PackedSamplingMask | None = ctx.mask
         part: VocabularyPart | None = ctx.part
-        if mask is None:
-            total = grad_log_prob
-        else:
-            total = grad_log_prob.masked_fill(mask.present, 0.0)
-        total = total if others is None else total + grad_others.sum(1)
+        total = grad_log_prob
+        if mask is not None:
+            total = total.masked_fill(mask.present, 0.0)
+        if others is not None:
+            total = total + grad_others.sum(1)
         grad_target = grad_log_prob
         if part is not None:
             grad_target = grad_log_prob.where(part.owned(target), 0.0)
-            grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
+            if others is not None:
+                grad_others = grad_others.where(part.owned(others), 0.0)
             target, others = part.rows_of(target, others)
         columns = _HeadRows(
             temperature, log_z, target, grad_target, total, entropy, grad_entropy, others, grad_others, ctx.fused
         )
-        if ctx.fused:
-            differentiate = compiled(_differentiated)
-        else:
-            differentiate = _differentiated
+        differentiate = compiled(_differentiated) if ctx.fused else _differentiated
         with torch.autocast(hidden.device.type, enabled=False):
-            h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
+            h = hidden.to(ctx.compute)
+            w = weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
             grad_h = torch.empty_like(hidden)
             grad_w = None
@@ -251,6 +277,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
             # sums over chunks are in float32 at least, also where the weights are in bfloat16
             exact = torch.promote_types(weight.dtype, torch.float32)
             several = len(h) > ctx.chunk
+            sum_dtype = exact if several else weight.dtype
             grad_b = None
             if bias is not None and ctx.needs_input_grad[2]:
                 grad_b = torch.zeros_like(bias, dtype=exact)
@@ -259,9 +286,8 @@ class _BlockwiseLogProb(torch.autograd.Function):
                 d = F.linear(h[span], w, b)  # logits, overwritten block by block with their gradient
                 for rows in _blocks(d, at, ctx.fused):
                     block = d[rows.start - at : rows.stop - at]
-                    if mask is None:
-                        sets = None
-                    else:
+                    sets = None
+                    if mask is not None:
                         sets = (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
                     of_bias = differentiate(block, columns.of(rows), sets, grad_b is not None)
                     if grad_b is not None and of_bias is not None:
@@ -271,17 +297,19 @@ class _BlockwiseLogProb(torch.autograd.Function):
                 if ctx.needs_input_grad[1]:
                     product = d.T @ h[span]
                     if grad_w is None:
-                        grad_w = product.to(exact if several else weight.dtype)
+                        grad_w = product.to(sum_dtype)
                     else:
                         grad_w.add_(product)
                     del product
                 del d
-            grad_w = None if grad_w is None else grad_w.to(weight.dtype)
-            if grad_b is None or bias is None:
-                grad_b = None
-            else:
+            if grad_w is not None:
+                grad_w = grad_w.to(weight.dtype)
+            if grad_b is not None:
                 grad_b = grad_b.to(bias.dtype)
-        return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 11
+        if part is not None:
+            grad_h = part.sum(grad_h)
+        of_the_rest = (None,) * 11  # targets, temperature and settings
+        return grad_h, grad_w, grad_b, *of_the_rest
 
 
 class _HeadRows(NamedTuple):
@@ -318,26 +346,24 @@ def _measured(
     logits = _exact(logits, temperature)
     top = logits.amax(dim=1)
     logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
-    if sets is None:
-        masked = None
-    else:
-        masked = sets[0].of(logits, sets[1])
     p = logits.exp()
     total = p.sum(dim=1)
     log_total = total.log()
-    if masked is None:
-        masked_total = log_total
-    else:
-        masked_total = masked.logsumexp(log_total)
+    masked_total = log_total
+    masked_z = None  # log Z, where all tokens could be sampled
+    if sets is not None:
+        mask, start = sets
+        masked_total = mask.of(logits, start).logsumexp(log_total)
+        masked_z = top + masked_total
     log_prob = logits.gather(1, target[:, None]).squeeze(1) - masked_total
-    more = entropy = None
+    more = None
     if others is not None:
         shift = -log_total if whole else top
         more = logits.gather(1, others) + shift[:, None]
+    entropy = None
     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
         mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
         entropy = log_total - mean_logit
-    masked_z = None if masked is None else top + masked_total  # log Z where all tokens could be sampled
     return top + log_total, masked_z, log_prob, entropy, more
 
 
@@ -348,23 +374,25 @@ def _differentiated(
     log_p = _exact(logits, columns.temperature).sub_(columns.log_z[:, None])
     g_all = columns.grad_all[:, None].to(log_p.dtype)
     g_near = columns.grad_target[:, None].to(log_p.dtype)
-    if sets is None:
-        masked = None
-    else:
-        masked = sets[0].of(log_p, sets[1])
+    masked = None
+    every_row_has_a_set = False
+    if sets is not None:
+        mask, start, gap, grad_log_prob = sets
+        masked = mask.of(log_p, start)
+        every_row_has_a_set = mask.complete
     if columns.entropy.numel():
         p = log_p.exp()
         of_entropy = log_p.add_(columns.entropy[:, None]).mul_(columns.grad_entropy[:, None])
         d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
         del of_entropy, p
-    elif sets is not None and sets[0].complete and columns.others is None:
+    elif every_row_has_a_set and columns.others is None:
         d_logits = log_p.zero_()
     else:
         d_logits = log_p.exp_().mul_(-g_all)
-    if masked is not None and sets is not None:
-        gap = sets[2]
-        g = sets[3].to(log_p.dtype)
-        d_logits[masked.row, masked.ids] -= (masked.values + gap[masked.row]).exp() * g[masked.row]
+    if masked is not None:
+        g = grad_log_prob.to(log_p.dtype)
+        p_of_set = (masked.values + gap[masked.row]).exp()
+        d_logits[masked.row, masked.ids] -= p_of_set * g[masked.row]
     if columns.in_one_pass:
         ids = torch.arange(d_logits.shape[1], device=d_logits.device)
         d_logits = torch.where(ids == columns.target[:, None], d_logits + g_near, d_logits)
@@ -380,10 +408,9 @@ def _differentiated(
 def _blocks(logits: Tensor, start: int, whole: bool) -> Iterator[slice]:
     """The rows, from `start` on, that are processed together: on a CPU `ROWS` of them, so that they stay in the cache,
     unless the `whole` is one call."""
+    step = max(1, len(logits))
     if logits.device.type == "cpu" and not whole:
         step = ROWS
-    else:
-        step = max(1, len(logits))
     end = start + len(logits)
     for at in range(start, end, step):
         yield slice(at, min(end, at + step))
@@ -426,23 +453,23 @@ def top_k_log_prob(
         k: tokens, >= 0, at most `vocabulary`.
         vocabulary: only ids below it are considered; the log-probs are still normalised over all rows of `weight`.
     """
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
-        compute = torch.get_autocast_dtype(kind)
-    else:
-        compute = hidden.dtype
-    with torch.autocast(kind, enabled=False):
-        h, w = hidden.to(compute), weight.to(compute)
+    compute = _product_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        h = hidden.to(compute)
+        w = weight.to(compute)
         b = None if bias is None else bias.to(compute)
         exact = torch.promote_types(hidden.dtype, torch.float32)
         log_z, chosen = torch.empty(2, len(hidden), dtype=exact, device=hidden.device)
         ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
         top = torch.full_like(ids, -torch.inf, dtype=exact)
-        first, near = (0, target) if part is None else (part.start, part.local(target))
-        if vocabulary is None:
-            within = len(weight)
-        else:
-            within = min(max(0, vocabulary - first), len(weight))
+        first = 0
+        near = target
+        if part is not None:
+            first = part.start
+            near = part.local(target)
+        within = len(weight)
+        if vocabulary is not None:
+            within = min(max(0, vocabulary - first), within)
         own = min(k, within)  # fewer than k only of a part
         for at in range(0, len(hidden), chunk):
             span = slice(at, at + chunk)
@@ -474,22 +501,20 @@ def log_sum_square(
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
     draws at a position agree; draws are from `mask` where it is given. Args: as `token_log_prob`, temperature [N]. It
     costs one more product with the head."""
-    kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
-        compute = torch.get_autocast_dtype(kind)
-    else:
-        compute = hidden.dtype
-    with torch.autocast(kind, enabled=False):
+    compute = _product_dtype(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
         h = hidden.to(compute)
         w = weight.to(compute)
         b = None if bias is None else bias.to(compute)
         sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
-        mask = mask if part is None or mask is None else part.local_mask(mask)
+        if part is not None and mask is not None:
+            mask = part.local_mask(mask)
         for at in range(0, len(h), chunk):
             span = slice(at, at + chunk)
             for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
-                square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
+                square = (2 * logits).logsumexp(1)
+                log_z = logits.logsumexp(1)
                 if mask is not None:
                     masked = mask.of(logits, at + rows.start)
                     square = masked.logsumexp(square, scale=2.0)
@@ -498,7 +523,8 @@ def log_sum_square(
                 logs[span][rows] = log_z
                 del logits
         if part is not None:
-            sums, logs = part.logsumexp(sums), part.logsumexp(logs)
+            sums = part.logsumexp(sums)
+            logs = part.logsumexp(logs)
         return sums - 2 * logs
 
 
