@@ -21,6 +21,7 @@ class BaseTokenizer:
 
     chat_template = None
     eos_token_id = 2
+    added_tokens_decoder = {}
 
     def __init__(self, ends=True):
         self.ends = ends

@@ -4,7 +4,6 @@ images into its input, and the class of transformers that has them.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +17,6 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # fiel
 SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 ADAPTER = "default"  # what peft calls the only adapter of a model
 SCALAR_HEAD = "score"  # of a scalar model: trained in full, alongside the adapters of its decoder
-
-
-def optional_attribute(foreign: Any, name: str) -> Any:
-    """An attribute that only some configs, models and tokenizers of transformers have; None where it is missing."""
-    return getattr(foreign, name, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +49,35 @@ class TextConfig:
     @classmethod
     def of(cls, config: Any) -> "TextConfig":
         """The settings of a config of transformers, of its part about text."""
-        read = partial(optional_attribute, config.get_text_config())
+        text = config.get_text_config()
+        experts = [getattr(text, name, None) for name in EXPERT_COUNTS]
+        dense_layers = getattr(text, "mlp_only_layers", None)
+        expert_step = getattr(text, "decoder_sparse_step", None)
         return cls(
-            family=read("model_type"),
-            vocabulary=read("vocab_size"),
-            positions=read("max_position_embeddings"),
-            original_positions=read("original_max_position_embeddings"),
-            rope=read("rope_parameters") or {},
-            head_dim=read("head_dim"),
-            key_value_heads=read("num_key_value_heads"),
-            experts=next(filter(None, map(read, EXPERT_COUNTS)), 0),
-            dense_layers=bool(read("mlp_only_layers")) or read("decoder_sparse_step") not in (None, 1),
-            bos=read("bos_token_id"),
-            eos=read("eos_token_id"),
-            pad=read("pad_token_id"),
+            family=text.model_type,
+            vocabulary=getattr(text, "vocab_size", None),
+            positions=getattr(text, "max_position_embeddings", None),
+            original_positions=getattr(text, "original_max_position_embeddings", None),
+            rope=getattr(text, "rope_parameters", None) or {},
+            head_dim=getattr(text, "head_dim", None),
+            key_value_heads=getattr(text, "num_key_value_heads", None),
+            experts=next((count for count in experts if count), 0),
+            dense_layers=bool(dense_layers) or expert_step not in (None, 1),
+            bos=getattr(text, "bos_token_id", None),
+            eos=getattr(text, "eos_token_id", None),
+            pad=getattr(text, "pad_token_id", None),
         )
 
 
 def head_dim_of(config: Any) -> int:
     """The values of an attention head, by a config of transformers; 0: it names no heads."""
     text = config.get_text_config()
-    heads = optional_attribute(text, "num_attention_heads") or 0
-    return TextConfig.of(config).head_dim or (text.hidden_size // heads if heads else 0)
+    head_dim = TextConfig.of(config).head_dim
+    if head_dim:
+        return head_dim
+    heads = getattr(text, "num_attention_heads", None)
+    width: int = text.hidden_size // heads if heads else 0
+    return width
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -108,11 +109,9 @@ def scalar_parts(model: nn.Module) -> tuple[Any, Any]:
 
 def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
     """[N] float32 (float64 for a float64 head): hidden [N, D] times the head's weights [1, D]."""
-    values: Tensor
-    if is_sharded(head):
-        values = head(hidden)
-    else:
-        values = exact_product(hidden, head.weight)
+    if not is_sharded(head):
+        return exact_product(hidden, head.weight)
+    values: Tensor = head(hidden)
     return values
 
 
@@ -129,14 +128,20 @@ def vision_parameters(model: Any) -> dict[str, Any]:
     model of text alone."""
     if model.config.model_type not in SHOWN_IMAGES:
         return {}
-    own = model.get_decoder(), model.get_output_embeddings(), optional_attribute(model, SCALAR_HEAD)
-    inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
+    inside = set[int]()
+    for module in (model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)):
+        if module is not None:
+            inside |= {id(parameter) for parameter in module.parameters()}
     return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
 
 
 def base_layer(module: nn.Module) -> nn.Module:
     """The layer itself, without its adapter."""
-    return module.get_base_layer() if is_adapted(module) else module  # type: ignore[operator]
+    if not is_adapted(module):
+        return module
+    adapted: Any = module
+    base: nn.Module = adapted.get_base_layer()
+    return base
 
 
 def is_adapted(module: nn.Module) -> bool:
@@ -164,13 +169,16 @@ def untie_config(model: Any, config: Any = None) -> None:
     """Let the config (the model's, or a copy of it) say that embedding and output head are two matrices, where they
     are: after a merged adapter of the head, or in a file that holds both. Whoever reads a config that says tied may
     drop one of them."""
-    config = model.config if config is None else config
+    if config is None:
+        config = model.config
     embedding = model.get_input_embeddings()
     head = model.get_output_embeddings()
-    if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
+    if head is None or embedding is None:
+        return
+    if head.weight is embedding.weight and not is_adapted(head):
         return
     for part in (config, config.get_text_config()):
-        if optional_attribute(part, "tie_word_embeddings"):
+        if getattr(part, "tie_word_embeddings", None):
             part.tie_word_embeddings = False
 
 
@@ -192,24 +200,28 @@ def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
     """
     from transformers import AutoModelForSequenceClassification
 
-    classes: Any = (AutoModelForSequenceClassification if scalar else reader_of(config))._model_mapping
+    reader = AutoModelForSequenceClassification if scalar else reader_of(config)
+    what = "a sequence classifier" if scalar else "a causal language model"
+    classes: Any = reader._model_mapping
     if type(config) not in classes:
-        what = "a sequence classifier" if scalar else "a causal language model"
         raise UserError(f"a model of type {config.model_type} is not supported: it is not {what} of transformers")
     kinds = classes[type(config)]
     if isinstance(kinds, tuple):  # by the name in the config, as `from_pretrained` chooses
-        named = [kind for kind in kinds if kind.__name__ in (config.architectures or ())]
+        architectures = config.architectures or ()
+        named = [kind for kind in kinds if kind.__name__ in architectures]
         kinds = (named or kinds)[0]
-    of_text = config.sub_configs.get("text_config")
-    return kinds, config.get_text_config() if kinds.config_class is of_text else config
+    if kinds.config_class is config.sub_configs.get("text_config"):
+        return kinds, config.get_text_config()
+    return kinds, config
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
     which ranks whose batches show no image do not run."""
-    config: Any = optional_attribute(model, "config")
+    untyped: Any = model
+    config = getattr(untyped, "config", None)
     if config is not None and config.model_type in SHOWN_IMAGES:
-        model = model.get_decoder()  # type: ignore[operator]
+        model = untyped.get_decoder()
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

@@ -26,7 +26,6 @@ from torch.nn.utils.rnn import pad_sequence
 from proxima.data import FieldError, UserError
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
-from proxima.model.architecture import optional_attribute
 from proxima.model.compilation import uncompiled
 from proxima.model.fused import fused_states, is_plain
 from proxima.model.moe import RoutingPass
@@ -307,7 +306,7 @@ def flash_path(heads: Collection[int], device: torch.device, dtype: torch.dtype)
 
 def head_sizes(model: nn.Module) -> list[int]:
     """The values of a head in each layer that names them."""
-    sizes = (optional_attribute(module, "head_dim") for module in model.modules())
+    sizes = (getattr(module, "head_dim", None) for module in model.modules())
     return [size for size in sizes if isinstance(size, int)]
 
 

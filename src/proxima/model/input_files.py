@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxima.data.json_reader import load_json
-from proxima.model.architecture import optional_attribute
 from proxima.model.files import local_place, read_json
 
 CONFIG = "config.json"
@@ -70,7 +69,7 @@ class InputFiles:
 
 def input_files_of(model: Any) -> InputFiles | None:
     """What a model was read from; None if it was made, or read from a GGUF file."""
-    files: InputFiles | None = optional_attribute(model, ATTRIBUTE)
+    files: InputFiles | None = getattr(model, ATTRIBUTE, None)
     return files
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from proxima.core.segment import segment_index
 from proxima.data import FieldError
 from proxima.data.packed_batch import PackedBatch, indices_of
-from proxima.model.architecture import TextConfig, optional_attribute
+from proxima.model.architecture import TextConfig
 
 #: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
 FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
@@ -153,7 +153,7 @@ class RoutingPass:
         """[S, M, E] float32 of each sequence, over the positions that predict its response tokens: `expert_count`, how
         often each expert was chosen, and `expert_probability`, the mean of p_t, with gradient."""
         rows = segment_index(batch.cu_seqlens, sum(batch.tokens_of))
-        part = optional_attribute(batch, "rows")  # of a `BatchPart`
+        part = getattr(batch, "rows", None)  # of a `BatchPart`
         rows = rows if part is None else rows[part]
         counts, probabilities = [], []
         for number in sorted(self._logits):

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.model.architecture import optional_attribute
-
 
 @dataclass(frozen=True)
 class PassFlops:
@@ -41,25 +39,30 @@ class PassFlops:
 def pass_flops(config: Any) -> PassFlops:
     """Return the FLOP of a model's forward pass; read from the config alone, so that every rank has the same."""
     text = config.get_text_config()
-    hidden = optional_attribute(text, "hidden_size")
-    layers = optional_attribute(text, "num_hidden_layers")
-    heads = optional_attribute(text, "num_attention_heads")
-    sizes = hidden, layers, heads
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    hidden = _size(text, "hidden_size")
+    layers = _size(text, "num_hidden_layers")
+    heads = _size(text, "num_attention_heads")
+    if not (hidden and layers and heads):
         return PassFlops()
-    width = heads * (optional_attribute(text, "head_dim") or hidden // heads)
-    keys = width * (optional_attribute(text, "num_key_value_heads") or heads) // heads
-    vocabulary = optional_attribute(text, "vocab_size") or 0
+    width = heads * (getattr(text, "head_dim", None) or hidden // heads)
+    keys = width * (getattr(text, "num_key_value_heads", None) or heads) // heads
+    vocabulary = getattr(text, "vocab_size", None) or 0
     layer = hidden * (2 * width + 2 * keys) + 3 * hidden * _inner_width(text, hidden)
     return PassFlops(token=2 * layers * layer, row=2 * hidden * vocabulary, pair=4 * layers * width)
 
 
+def _size(text: Any, name: str) -> int:
+    """A size in a config; 0 where it is missing, or no number."""
+    size = getattr(text, name, None)
+    return size if isinstance(size, int) and size > 0 else 0
+
+
 def _inner_width(text: Any, hidden: int) -> int:
     """The width of the part of an MLP that a token uses."""
-    width = optional_attribute(text, "intermediate_size")
-    experts = optional_attribute(text, "num_experts_per_tok")
+    width = getattr(text, "intermediate_size", None)
+    experts = getattr(text, "num_experts_per_tok", None)
     if isinstance(experts, int) and experts > 0:
-        of_expert = optional_attribute(text, "moe_intermediate_size") or width
+        of_expert = getattr(text, "moe_intermediate_size", None) or width
         if isinstance(of_expert, int):
             return experts * of_expert
     return width if isinstance(width, int) else 4 * hidden

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError, require
-from proxima.model.architecture import TextConfig, optional_attribute
+from proxima.model.architecture import TextConfig
 from proxima.model.parallel.sharding import plain_type
 
 FIXED = "positions_fixed_for"  # attribute of a module whose factors are fixed: the longest sequence, in tokens
@@ -117,7 +117,7 @@ def depends_on_length(config: Any) -> bool:
 def _chosen_by_length(model: nn.Module) -> Iterator[tuple[Any, str | None]]:
     """The modules whose factors are chosen in each forward pass, with the kind of layer, where they have several."""
     for module in model.modules():
-        kinds = optional_attribute(module, "rope_type")
+        kinds = getattr(module, "rope_type", None)
         by_layer = kinds.items() if isinstance(kinds, dict) else [(None, kinds)]
         for layer_type, kind in by_layer:
             if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):

@@ -13,7 +13,7 @@ import torch
 from proxima.data import FieldError, renamed, require
 from proxima.data.errors import abbreviated
 from proxima.model.adapters.lora import adapter_names
-from proxima.model.architecture import TextConfig, optional_attribute, reader_of
+from proxima.model.architecture import TextConfig, reader_of
 from proxima.model.chat.answer import turn_end
 from proxima.model.chat.encode import image_store_of
 from proxima.model.chat.template_budget import bounded_environment
@@ -90,7 +90,7 @@ class LoadedModel:
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end a completion; see `stop_tokens_of`."""
-        return stop_tokens_of(optional_attribute(self.model, "generation_config"), self.model.config, self.tokenizer)
+        return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
     """The ids that end a completion by a model's files: generation config, model config and tokenizer."""
     stop: list[Any] = []
     for source in sources:
-        ids = optional_attribute(source, "eos_token_id")
+        ids = getattr(source, "eos_token_id", None)
         stop.extend(ids if isinstance(ids, list | tuple) else [ids])
     return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
 

@@ -19,7 +19,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.adapters.adapter_files import load_merged, with_adapter
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import SCALAR_HEAD as HEAD
-from proxima.model.architecture import TextConfig, optional_attribute, scalar_head
+from proxima.model.architecture import TextConfig, scalar_head
 from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
 from proxima.model.micro_batch import micro_batches
@@ -140,18 +140,19 @@ def load_scalar_model(
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
         config.get_text_config().pad_token_id = _neutral_pad(load_tokenizer(path, revision), TextConfig.of(config))
+    may_lack = () if trained else (f"{HEAD}.weight",)
     loaded, missing = load_weights(
         AutoModelForSequenceClassification,
         path,
         revision=revision,
         dtype=dtype,
         device=loaded_on if lora else device,
-        may_lack=() if trained else (f"{HEAD}.weight",),
+        may_lack=may_lack,
         sharding=None if lora else sharding,
         max_length=max_length,
         config=config,
     )
-    head = optional_attribute(loaded.model, HEAD)
+    head: Any = getattr(loaded.model, HEAD, None)
     modules = {name for name, _ in loaded.model.named_children()}
     linear = isinstance(head, nn.Linear) and dict(head.named_parameters()).keys() == {"weight"}
     if modules != {loaded.model.base_model_prefix, HEAD} or not linear:
@@ -161,8 +162,10 @@ def load_scalar_model(
         fill_weight(head.weight, _new_weights(head.in_features, new_head or 0.0, seed))
     if lora is None:
         return on_ranks(loaded, sharding, device)
-    if lora.path is not None and (moments := score_normalization(load_config(lora.path))) is not None:
-        set_score_normalization(loaded.model.config, *moments)
+    if lora.path is not None:
+        moments = score_normalization(load_config(lora.path))
+        if moments is not None:
+            set_score_normalization(loaded.model.config, *moments)
     return on_ranks(with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed), sharding, device)
 
 
@@ -227,7 +230,7 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
 def score_normalization(config: Any) -> tuple[float, float] | None:
     """Mean and standard deviation of the scores on the held-out completions of the training, from a model's config;
     None without them."""
-    moments = optional_attribute(config, NORMALIZATION)
+    moments = getattr(config, NORMALIZATION, None)
     if moments is None:
         return None
     return (float(moments["mean"]), float(moments["std"]))

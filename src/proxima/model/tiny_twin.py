@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from proxima.data import UserError
-from proxima.model.architecture import optional_attribute
 from proxima.model.faults import is_ours
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import without_progress_bars
@@ -135,7 +134,7 @@ def tiny_config(config: Any, *, narrow: bool = True) -> Any:
 
 
 def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]:
-    names: Mapping[str, str] = optional_attribute(config, "attribute_map") or {}
+    names: Mapping[str, str] = getattr(config, "attribute_map", None) or {}
     depth_name = names.get("num_hidden_layers", "num_hidden_layers")
     fields = {name: value for name, value in fields.items() if name not in DROPPED}
     depth = fields.get(depth_name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data.json_reader import load_json
-from proxima.model.architecture import SCALAR_HEAD, optional_attribute, untie_config
+from proxima.model.architecture import SCALAR_HEAD, untie_config
 from proxima.model.input_files import CONFIG, GENERATION, InputFiles, input_files_of, read_whole, tokenizer_facts
 from proxima.model.parallel.sharding import plain_type
 
@@ -91,7 +91,7 @@ def write_config(model: Any, folder: Path) -> None:
         layers = LAYERS.get(str(part.get("model_type")))
         if layers in part:
             part[layers] = [OLDER_LAYERS.get(kind, kind) for kind in part[layers]]
-        if EXPERTS in part and optional_attribute(config, "attribute_map").get(OLDER_EXPERTS) == EXPERTS:
+        if EXPERTS in part and config.attribute_map.get(OLDER_EXPERTS) == EXPERTS:
             part.setdefault(OLDER_EXPERTS, part[EXPERTS])
     _write_json(folder / CONFIG, fields)
 
@@ -141,7 +141,7 @@ def _config_of(fields: Mapping[str, Any], otherwise: Any) -> Any:
 def _text_key(config: Any) -> str:
     """The name of the part about text of a config that has parts; empty without one."""
     of_text = config.get_text_config()
-    return next((name for name in config.sub_configs if optional_attribute(config, name) is of_text), "")
+    return next((name for name in config.sub_configs if getattr(config, name, None) is of_text), "")
 
 
 def _text_part(fields: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _rope_read(config: Any, fields: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of older names
-            rope = optional_attribute(_config_of(fields, type(config)), ROPE)
+            rope = getattr(_config_of(fields, type(config)), ROPE, None)
     except Exception:  # of any kind, from the checks of a family
         return None
     # `type` is the older name of `rope_type`, which is beside it

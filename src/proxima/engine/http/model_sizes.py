@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxima.engine.http.answer_values import one_line
-from proxima.model.architecture import optional_attribute
 
 #: names in a config of transformers, and what they count; settings that change no weight are left out
 SIZES = {
@@ -28,7 +27,7 @@ def sizes_of(config: Any) -> dict[str, int | str]:
     if config is None:
         return {}
     text = config.get_text_config()
-    return named_sizes({FAMILY: config.model_type} | {name: optional_attribute(text, name) for name in SIZES})
+    return named_sizes({FAMILY: config.model_type} | {name: getattr(text, name, None) for name in SIZES})
 
 
 def named_sizes(values: Any) -> dict[str, int | str]:

@@ -12,7 +12,6 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import Message
-from proxima.model.architecture import optional_attribute
 from proxima.model.chat.encode import SafeMessage, Tokenizer, added_tokens, chat_tokens, is_begun, render_chat
 from proxima.model.chat.template_inputs import THOUGHT
 
@@ -128,7 +127,7 @@ class TurnEnd:
 def turn_end(tokenizer: Any) -> TurnEnd | None:
     """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or
     if the template fails for a short chat or changes its text."""
-    if optional_attribute(tokenizer, "chat_template") is None:
+    if tokenizer.chat_template is None:
         return None
     messages = [SafeMessage(message, tokenizer) for message in (ASKED, ANSWER)]
     try:

@@ -13,7 +13,6 @@ from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import image_tokens
-from proxima.model.architecture import optional_attribute
 from proxima.model.chat.template_inputs import NAME as CLOCK
 from proxima.model.chat.template_inputs import (
     PLAIN,
@@ -43,18 +42,19 @@ class Tokenizer(Protocol):
 
 def end_of_text(tokenizer: Any) -> int | None:
     """The id of a tokenizer's end-of-text token; None without one."""
-    end: int | None = optional_attribute(tokenizer, "eos_token_id")
+    end: int | None = tokenizer.eos_token_id
     return end
 
 
 def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
     """The tokens that were added to a tokenizer's vocabulary, control tokens among them, by id."""
-    return optional_attribute(tokenizer, "added_tokens_decoder") or {}
+    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+    return added
 
 
 def image_store_of(tokenizer: Any) -> Any:
     """The `ImageStore` of an `ImageTokenizer`, which shows images in chats; None: the chats are of text alone."""
-    return optional_attribute(tokenizer, "images")
+    return getattr(tokenizer, "images", None)
 
 
 def prompt_tokens(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from proxima.data import UserError
 from proxima.data.image_tokens import image_and_patch, image_starts
 from proxima.data.packed_batch import PackedBatch, indices_of
-from proxima.model.architecture import optional_attribute
 from proxima.model.attention import Segments, ShownImages
 from proxima.model.images.image_store import ImageStore
 
@@ -69,7 +68,7 @@ class ImageReader:
         _, pixels = self.store.processed(image)
         moved = {name: value.to(device) for name, value in pixels.items()}
         out = self.core.get_image_features(**moved, return_dict=True)
-        deep = optional_attribute(out, "deepstack_features") or []
+        deep = getattr(out, "deepstack_features", None) or []
         return [_rows(features) for features in (out.pooler_output, *deep)]
 
     def inputs(self, tokens: Tensor, position: Tensor) -> dict[str, Any]:

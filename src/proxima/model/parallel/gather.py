@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from proxima.model.architecture import ADAPTER, optional_attribute
+from proxima.model.architecture import ADAPTER
 from proxima.model.input_files import ATTRIBUTE, input_files_of
 from proxima.model.parallel.sharding import own_slice, plain_type
 from proxima.model.parallel.slices import unloaded_model
@@ -153,7 +153,7 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
     config = copy.deepcopy(model.config)
     config._attn_implementation = "sdpa" if model._supports_sdpa else None
     plain: Any = unloaded_model(lambda: kind(config))
-    adapters = optional_attribute(model, "peft_config")
+    adapters = getattr(model, "peft_config", None)
     if adapters:
         from peft import inject_adapter_in_model
 
@@ -168,14 +168,14 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])
     setattr(plain, ATTRIBUTE, input_files_of(model))
-    conversions = optional_attribute(model, "_weight_conversions")  # to the names of the files, in `save`
+    conversions = getattr(model, "_weight_conversions", None)  # to the names of the files, in `save`
     if conversions is not None:
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())
     for name, _ in list(plain.named_buffers()):
         owner, _, last = name.rpartition(".")
         plain.get_submodule(owner)._buffers[last] = sources[name].detach().to(device, copy=True)
-    plain.generation_config = copy.deepcopy(optional_attribute(model, "generation_config"))
+    plain.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
     return plain
 
 

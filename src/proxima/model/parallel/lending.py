@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from proxima.model.architecture import optional_attribute
 from proxima.model.perturbation import perturbed_weights
 
 LENDER = "proxima_lender"  # the attribute of a module of `LayerLender`
@@ -45,7 +44,7 @@ def rounded(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Within the block, a lender's weights are rounded to this dtype before they are gathered, so that fewer bytes are;
     None: they are not. No effect on a module that has its weights, or has adapters, which are merged in their own."""
     lender = lender_of(module)
-    if lender is None or dtype is None or optional_attribute(module, "peft_config") is not None:
+    if lender is None or dtype is None or getattr(module, "peft_config", None) is not None:
         yield
         return
     lender.drop()

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 
 from proxima.data import UserError
-from proxima.model.architecture import SCALAR_HEAD, TextConfig, decoder_layers, exact_product, optional_attribute
+from proxima.model.architecture import SCALAR_HEAD, TextConfig, decoder_layers, exact_product
 from proxima.model.parallel.context import check_context
 from proxima.model.parallel.experts import check_experts, shard_experts
 from proxima.model.parallel.mesh import Meshes, meshes_of
@@ -99,7 +99,7 @@ def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> N
         shards = meshes.shards.size(-1)
         split_tensors(model, meshes.tensor, shards)
         settings["shard_placement_fn"] = fsdp_axis(shards)
-    head = optional_attribute(model, SCALAR_HEAD)
+    head = getattr(model, SCALAR_HEAD, None)
     if isinstance(head, nn.Linear):
         shard_head(head, sharding, device)
     shard_experts(model, meshes, sharding, settings)

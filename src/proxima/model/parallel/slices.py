@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from proxima.data.json_reader import load_json
-from proxima.model.architecture import optional_attribute
 from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding, fill_weight, local_part, own_slice
@@ -94,7 +93,7 @@ def load_sliced(
     place = rank_device(device)
     try:
         files = sliceable_files(path, revision)
-        if files is None or optional_attribute(config, "quantization_config") is not None:
+        if files is None or getattr(config, "quantization_config", None) is not None:
             return None
         model = unloaded_model(partial(reader.from_config, config, dtype=dtype, trust_remote_code=False))
         ends = [name for name, p in model.named_parameters(remove_duplicate=False) if p is _embedding(model)]
@@ -150,7 +149,7 @@ def _file(path: str, revision: str | None, name: str) -> Path | None:
 
 
 def _embedding(model: Any) -> Any:
-    return optional_attribute(model.get_input_embeddings(), "weight")
+    return getattr(model.get_input_embeddings(), "weight", None)
 
 
 def unloaded_model(make: Any) -> Any:
@@ -252,7 +251,7 @@ def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterat
 
 def _stacks(entry: Any) -> bool:
     """True if a conversion stacks the experts' matrices and then at most joins them by rows."""
-    operations = [(type(operation).__name__, optional_attribute(operation, "dim")) for operation in entry.operations]
+    operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in entry.operations]
     return operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine.process.shared_weights import TensorPlace, unique_weights
-from proxima.model.architecture import optional_attribute
 
 BUCKET = 1 << 28  # bytes; a larger tensor has a bucket of its own
 ALIGNED = 16  # bytes
@@ -139,7 +138,7 @@ def file_weights(model: Any, *, shapes: bool = False) -> Iterator[tuple[str, Ten
     from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
     named = ((name, weight.detach()) for (name, *_), weight in unique_weights(model, shapes=shapes))
-    conversions = optional_attribute(model, "_weight_conversions")
+    conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:
         conversions = get_model_conversion_mapping(model, add_legacy=False)
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
