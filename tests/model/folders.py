@@ -36,6 +36,10 @@ TEMPLATES = {
     ),
     "a large block": "{% set s %}{{ 'x' * 10**6 }}{% endset %}{% for i in range(99999) %}{{ s }}{% endfor %}",
     "text of a loop": "{% for i in range(99999) %}" + "x" * 100_000 + "{% endfor %}",
+    "text of an inner loop": (
+        "{% for i in [1] recursive %}" + "x" * 100_000 + "{% if loop.depth == 1 %}{{ loop(range(99999)) }}{% endif %}"
+        "{% endfor %}"
+    ),
     "squares": "{% set s = namespace(x=7) %}{% for i in range(64) %}{% set s.x = s.x * s.x %}{% endfor %}{{ s.x }}",
     "powers": "{{ 10 ** (10 ** 10) }}",
     "centred": "{{ 'x'|center(10**10) }}",

@@ -1,31 +1,31 @@
-"""Chat templates as programs with a budget: of steps, of characters, and of time.
+"""Chat templates as programs with a budget: of CPU time, and of characters.
 
 A template is code of whoever published the model. transformers renders it in jinja's sandbox, which keeps it from files
-and processes, but not from nested loops, or from a text that doubles until memory ends. Here the same environment
-charges every pass of a loop, every call and every value that it makes to a budget, before the value is made; its
-templates render as before, or fail with `TemplateBudgetError`. The bounds are counts, so that a template is refused on
-every machine, or on none.
+and processes, but not from nested loops, or from a text that doubles until memory ends. Here the same environment looks
+at the clock in every pass of a loop and at every call; its templates render as before, or fail with
+`TemplateBudgetError`.
+
+The clock ends whatever takes many steps. It can't end one long step: `'x' * 10**10`, a width in a format, or the text
+of a list that holds itself twice, 64 times over. So the characters of a value are charged before the value is made, and
+an integer has few bits.
 """
 
 import functools
 import re
 import string
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from jinja2 import Template, nodes, pass_context
-from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-STEPS = 1_000_000  # passes of loops, calls, and elements that are written
+SECONDS = 5.0  # of CPU time of the thread; an ordinary chat takes milliseconds
 CHARACTERS = 1 << 29  # of all values that are made while a chat is rendered, and elements of lists
 SOURCE = 1 << 20  # characters of a template
 BITS = 10_000  # of an integer
-SECONDS = 20.0  # of CPU time of the thread; a step of few characters takes a microsecond
-CLOCK_STEPS, CLOCK_PASSES = 256, 16  # steps, and passes of a loop, between two checks of the clock
 
 # filters and methods whose result may be longer than what they are given, by how much
 PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")  # width and precision
@@ -36,31 +36,21 @@ REFUSED = frozenset({"to_bytes", "translate"})  # methods that no template needs
 
 
 class TemplateBudgetError(Exception):
-    """A chat template takes too many steps, makes too long a text, or is too long itself."""
+    """A chat template takes too long, makes too long a text, or is too long itself."""
 
 
 class Budget:
     """What is left to one rendering."""
 
     def __init__(self) -> None:
-        self.steps = 0
         self.characters = 0
         self.ends = time.thread_time() + SECONDS
-        self.next_check = CLOCK_STEPS
 
-    def charge(self, characters: int = 0, steps: int = 1) -> None:
-        """Raise TemplateBudgetError if this exceeds what is left."""
-        self.steps += steps
+    def charge(self, characters: int = 0) -> None:
+        """Raise TemplateBudgetError if this exceeds what is left, or the time is over."""
         self.characters += characters
-        if self.steps > STEPS:
-            raise TemplateBudgetError(f"it takes more than {STEPS:,} steps")
         if self.characters > CHARACTERS:
             raise TemplateBudgetError(f"it makes texts of more than {CHARACTERS:,} characters")
-        if self.steps >= self.next_check:
-            self.next_check = self.steps + CLOCK_STEPS
-            self.check_clock()
-
-    def check_clock(self) -> None:
         if time.thread_time() > self.ends:
             raise TemplateBudgetError(f"it takes more than {SECONDS:g} s of CPU time")
 
@@ -78,10 +68,10 @@ def new_budget() -> Iterator[None]:
         _budget.reset(token)
 
 
-def charge(characters: int = 0, steps: int = 1) -> None:
+def charge(characters: int = 0) -> None:
     budget = _budget.get()
     if budget is not None:
-        budget.charge(characters, steps)
+        budget.charge(characters)
 
 
 def charge_written(value: Any) -> None:
@@ -111,18 +101,24 @@ def extent(value: Any) -> int:
 def charge_format(text: Any, values: Iterable[Any], *, braces: bool = False) -> None:
     """Charge a text that is formatted, by `%` or as by `str.format`: its widths and precisions, of which those that are
     values themselves are refused, and what is put into it."""
-    text = text if isinstance(text, str) else ""
-    if braces:
-        with suppress(ValueError):  # it is none; formatting says so
-            specs = [spec or "" for _, _, spec, _ in string.Formatter().parse(text)]
-            charge(CHARACTERS + 1 if any("{" in spec for spec in specs) else 0, 0)
-            charge(sum(int(digits[:12]) for spec in specs for digits in re.findall(r"\d{3,}", spec)), 0)
-    else:
-        for width in PERCENT.findall(text):
-            charge(CHARACTERS + 1 if "*" in width else sum(int(digits[:12]) for digits in width if digits), 0)
-    charge(len(text))
+    if isinstance(text, str):
+        for width in _widths(text, braces):
+            is_number = width.isdecimal()
+            charge(int(width[:12]) if is_number else CHARACTERS + 1)
+        charge(len(text))
     for value in values:
         charge_written(value)
+
+
+def _widths(text: str, braces: bool) -> Iterator[str]:
+    """The widths and precisions in a text to be formatted: digits, or `*` and `{`, where they are values."""
+    if not braces:
+        for pair in PERCENT.findall(text):
+            yield from filter(None, pair)
+        return
+    with suppress(ValueError):  # it is none; formatting says so
+        for _, _, spec, _ in string.Formatter().parse(text):
+            yield from re.findall(r"\d{3,}|\{", spec or "")
 
 
 def charge_call(name: str, value: Any, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -139,12 +135,18 @@ def charge_call(name: str, value: Any, given: tuple[Any, ...], named: Mapping[st
             charge_written(items)
         charge((extent(value) + 1) * (max(map(extent, others), default=0) + 1))
     elif name in GROWING:
-        most = max((abs(x) if isinstance(x, int) else extent(x) for x in others), default=0)
-        if name == "indent" and isinstance(value, str):
+        most = max(map(_count, others), default=0)
+        lines = extent(value)
+        if name in PADDING:
+            lines = 0
+        elif name == "indent" and isinstance(value, str):
             lines = value.count("\n")
-        else:
-            lines = extent(value)
-        charge((lines + 1) * (most + 1) if name not in PADDING else most)
+        charge((lines + 1) * (most + 1))
+
+
+def _count(value: Any) -> int:
+    """How many times an argument may repeat something, or its extent."""
+    return abs(value) if isinstance(value, int) else extent(value)
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,10 +154,10 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(function)
     def bounded(*given: Any, **named: Any) -> Any:
-        charge()
-        charge_call(name, given[first] if len(given) > first else None, given[first + 1 :], named)
+        value = given[first] if len(given) > first else None
+        charge_call(name, value, given[first + 1 :], named)
         result = function(*given, **named)
-        charge(extent(result), 0)
+        charge(extent(result))
         return result
 
     return bounded
@@ -172,38 +174,6 @@ def _concatenated(parts: list[Any]) -> str:
     for part in parts:
         charge_written(part)
     return "".join(map(str, parts))
-
-
-def _looped(items: Any, characters: int) -> Any:
-    """What a loop runs over, each pass charged with the text in its body."""
-    if isinstance(items, Sized):
-        charge(len(items) * characters, len(items))
-        return _TimedItems(items)
-    return _charged(items, characters)
-
-
-class _TimedItems(Sized, Iterable[Any]):
-    """The items of a loop that has been charged. The clock is checked between its passes, which may take much time and
-    no steps, as slices do."""
-
-    def __init__(self, items: Any) -> None:
-        self._items = items
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Any]:
-        budget = _budget.get()
-        for number, item in enumerate(self._items):
-            if budget is not None and number % CLOCK_PASSES == CLOCK_PASSES - 1:
-                budget.check_clock()
-            yield item
-
-
-def _charged(items: Iterable[Any], characters: int) -> Iterator[Any]:
-    for item in items:
-        charge(characters)
-        yield item
 
 
 class BoundedTemplate(Template):
@@ -226,7 +196,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options, extensions=kinds, finalize=_charge_output)
         self.globals = {name: value for name, value in like.globals.items() if name != "lipsum"}
         filters = {name: _bounded_filter(name, function) for name, function in like.filters.items()}
-        self.filters = filters | {"concatenated text": _concatenated, "loop with a budget": _looped}
+        self.filters = filters | {"concatenated text": _concatenated, "charged pass": charge}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         if len(source) > SOURCE:
@@ -234,55 +204,47 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
             text = sum(len(data.data) for part in loop.body for data in part.find_all(nodes.TemplateData))
-            loop.iter = _filter("loop with a budget", loop.iter, nodes.Const(text))
+            loop.body.insert(0, nodes.ExprStmt(_filter("charged pass", nodes.Const(text))))
         for concat in list(tree.find_all(nodes.Concat)):
             concat.nodes = [_filter("concatenated text", nodes.List(concat.nodes))]
         return tree
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if isinstance(left, int) and isinstance(right, int):
-            sizes = left.bit_length(), right.bit_length()
-            if (sizes[0] * max(right, 0) if operator == "**" else sum(sizes)) > BITS:
+            bits = left.bit_length() + right.bit_length()
+            if operator == "**":
+                bits = left.bit_length() * max(right, 0)
+            if bits > BITS:
                 raise TemplateBudgetError(f"it computes an integer of more than {BITS:,} bits")
         elif operator == "*":
-            counts = [abs(side) if isinstance(side, int) else extent(side) for side in (left, right)]
-            charge(counts[0] * counts[1])
+            charge(_count(left) * _count(right))
         elif operator == "%" and isinstance(left, str):
-            charge_format(left, right if isinstance(right, tuple) else (right,))
+            values = right if isinstance(right, tuple) else (right,)
+            charge_format(left, values)
         elif operator == "+":
             charge(extent(left) + extent(right))
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *given: Any, **named: Any) -> Any:
         charge()
-        owner = _owner(function)
+        owner = getattr(function, "__self__", None)  # of a method
         name = getattr(function, "__name__", "")
-        if isinstance(function, Macro):
-            charge(SOURCE >> 6)
-        elif isinstance(function, LoopContext):
-            charge(0, sum(map(extent, given)))
-        elif isinstance(owner, str | bytes | int) and name in REFUSED:
+        if isinstance(owner, str | bytes | int) and name in REFUSED:
             raise TemplateBudgetError(f"it calls {name}")
-        elif name in ("format", "format_map"):  # of a text, in the sandbox's wrapper
-            text = None
-            if hasattr(function, "__wrapped__"):
-                text = _owner(function.__wrapped__)
+        if name in ("format", "format_map"):  # of a text, in the sandbox's wrapper
+            wrapped = getattr(function, "__wrapped__", None)
+            text = getattr(wrapped, "__self__", None)
             charge_format(text, (*given, *named.values()), braces=True)
         elif isinstance(owner, str | bytes):
             given = tuple(list(items) if isinstance(items, Iterator) else items for items in given)
             charge_call(name, owner, given, named)
         result = super().call(context, function, *given, **named)
-        charge(extent(result), 0)
+        charge(extent(result))
         return result
 
 
-def _owner(function: Any) -> Any:
-    """The object of a method; None of any other function."""
-    return getattr(function, "__self__", None)
-
-
-def _filter(name: str, node: Any, *given: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, list(given), [], None, None)
+def _filter(name: str, node: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)
 
 
 @functools.lru_cache(maxsize=32)
