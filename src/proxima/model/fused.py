@@ -36,11 +36,13 @@ def is_plain(backbone: nn.Module) -> bool:
     family = next((name for name in FAMILIES if type(model).__name__ == f"{name}Model"), None)
     if family is None or not type(model).__module__.startswith("transformers.") or not len(model.layers):
         return False
-    widths = {model.config.hidden_size, model.config.intermediate_size}
+    config = model.config
     head_dim = model.layers[0].self_attn.head_dim
-    if any(width % LANES for width in widths) or head_dim % HEAD or model.config.hidden_act != "silu":
+    if config.hidden_size % LANES or config.intermediate_size % LANES or head_dim % HEAD:
         return False
-    if _hooked(model) or any_module_hook() or not all(_plain_layer(layer, family) for layer in model.layers):
+    if config.hidden_act != "silu" or _hooked(model) or any_module_hook():
+        return False
+    if not all(_plain_layer(layer, family) for layer in model.layers):
         return False
     return bool(model.rotary_emb.inv_freq.numel() * 2 == head_dim)
 
@@ -56,7 +58,8 @@ def _plain_layer(layer: Any, family: str) -> bool:
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
         return False
     attention = layer.self_attn
-    biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
+    products = (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
+    biased = any(product.bias is not None for product in products)
     windowed = hasattr(attention, "sliding_window") and attention.sliding_window
     return not (biased or windowed)
 
@@ -75,18 +78,20 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     if kernels is None:
         return None
     x = model.embed_tokens(batch.tokens)
+    position = batch.position
+    edges = torch.tensor(batch.edges, dtype=torch.long)
+    parents = torch.tensor(batch.parents, dtype=torch.long)
     responses = _WholeResponses.of(batch)
-    if responses is None:
-        position = batch.position
-    else:
-        position = batch.position[responses.rows]
-    cos, sin = (turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, position[None]))
-    if responses is None:
-        layout = (batch.edges, batch.parents)
-    else:
-        layout = (responses.edges, responses.parents)
-    edges, parents = (torch.tensor(each, dtype=torch.long) for each in layout)
-    heads, kv_heads = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
+    if responses is not None:
+        position = position[responses.rows]
+        edges = torch.tensor(responses.edges, dtype=torch.long)
+        parents = torch.tensor(responses.parents, dtype=torch.long)
+    cos, sin = model.rotary_emb(x, position[None])
+    half = attention.head_dim // 2
+    cos = cos[0, :, :half].contiguous()
+    sin = sin[0, :, :half].contiguous()
+    heads = attention.q_proj.out_features // attention.head_dim
+    kv_heads = attention.k_proj.out_features // attention.head_dim
     segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
     delta: Tensor | None = None
     for layer in model.layers:
@@ -94,7 +99,9 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
         if recomputes(layer):
             run = partial(recomputed, run)
         x, delta = run(x, delta)
-    states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
+    if delta is not None:
+        x = x + delta
+    states: Tensor = model.norm(x.index_select(0, batch.predict))
     return states
 
 
@@ -105,13 +112,21 @@ def _layer_states(
     """The residual stream after attention, and what the MLP adds to it."""
     modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
     qkv, out, gate_up, down = ([modules[name] for name in names] for names in PROJECTIONS)
-    norms = [modules[name].weight if name in modules else None for name in ("q_norm", "k_norm")]
-    turns = Turns(cos, sin, None, None, modules["q_norm"].variance_epsilon if "q_norm" in modules else 0.0)
+    query_norm = None
+    key_norm = None
+    epsilon = 0.0
+    if "q_norm" in modules:
+        query_norm = modules["q_norm"].weight
+        key_norm = modules["k_norm"].weight
+        epsilon = modules["q_norm"].variance_epsilon
+    turns = Turns(cos, sin, None, None, epsilon)
     x, h = _normed(kernels, x, delta, layer.input_layernorm)
     projected = _product(kernels, qkv, h)
-    projected = projected if whole is None else _laid_out(projected, whole.rows)
-    seen = _attention(kernels, projected, *norms, turns, segments)
-    seen = seen if whole is None else seen.index_select(0, whole.own)
+    if whole is not None:
+        projected = _laid_out(projected, whole.rows)
+    seen = _attention(kernels, projected, query_norm, key_norm, turns, segments)
+    if whole is not None:
+        seen = seen.index_select(0, whole.own)
     x, h = _normed(kernels, x, _product(kernels, out, seen), layer.post_attention_layernorm)
     return x, _product(kernels, down, _product(kernels, gate_up, h), gated=True)
 
@@ -134,19 +149,23 @@ class _WholeResponses(NamedTuple):
         """The layout of a batch; None where responses share only prompts."""
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
-        parents = [*batch.parents]
+        parents = list(batch.parents)
         prompts = dict(zip(batch.responses, batch.prompts, strict=True))
         rows = list[Tensor]()
         lengths = list[Tensor]()
         edges = [0]
-        for g, (span, context) in enumerate(zip(pairwise(batch.edges), batch.contexts(), strict=True)):
+        spans = pairwise(batch.edges)
+        for g, (span, context) in enumerate(zip(spans, batch.contexts(), strict=True)):
             if g not in prompts:
                 parents[g] = -1
             elif parents[g] in prompts:
                 parents[g] = parents[parents[g]]  # which is a prompt by now
-            rows.append(indices_of([*context[len(prompts.get(g, ())) :], span]))
-            edges.append(edges[-1] + len(rows[-1]))
-            lengths.append(torch.arange(edges[-1] - (span[1] - span[0]), edges[-1]))
+            prompt = prompts.get(g, ())
+            rows.append(indices_of([*context[len(prompt) :], span]))
+            end = edges[-1] + len(rows[-1])
+            start, stop = span
+            edges.append(end)
+            lengths.append(torch.arange(end - (stop - start), end))
         return cls(torch.cat(rows), torch.cat(lengths), tuple(edges), tuple(parents))
 
 
@@ -161,7 +180,8 @@ class _LaidOut(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (grad,), (rows,) = gradients, ctx.saved_tensors
+        (grad,) = gradients
+        (rows,) = ctx.saved_tensors
         total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
         return total.index_add_(0, rows, grad.float()).to(grad.dtype), None
 
@@ -190,9 +210,13 @@ class _Linear(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, matrix)
-        ctx.kernels, ctx.gated, ctx.rows = kernels, gated, [len(each) for each in parameters[:count]]
+        ctx.kernels = kernels
+        ctx.gated = gated
+        ctx.rows = [len(each) for each in parameters[:count]]
         ctx.biased = len(parameters) > count
-        return F.linear(kernels.swiglu(x) if gated else x, matrix, bias)
+        if gated:
+            x = kernels.swiglu(x)
+        return F.linear(x, matrix, bias)
 
     @staticmethod
     @once_differentiable
@@ -206,7 +230,7 @@ class _Linear(torch.autograd.Function):
         grads: list[Tensor | None] = [None] * (len(ctx.needs_input_grad) - 6)
         if any(ctx.needs_input_grad[6:]):
             of_matrix = _weight_grad(kernels, grad, x)
-            grads = [*of_matrix.split(ctx.rows)]
+            grads = list(of_matrix.split(ctx.rows))
             if ctx.biased:
                 grads += grad.float().sum(0).split(ctx.rows)
         return grad_x, None, None, None, None, None, *grads
@@ -233,21 +257,26 @@ class _Norm(torch.autograd.Function):
         ctx.save_for_backward(total, weight, scale)
         ctx.kernels = kernels
         ctx.added = delta is not None
-        return total if ctx.added else None, out
+        new_sum = total if ctx.added else None
+        return new_sum, out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_sum: Tensor | None, grad: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, scale = ctx.saved_tensors
-        grads = (grad.contiguous(), None if grad_sum is None else grad_sum.contiguous())
-        return *ctx.kernels.norm_backward(*grads, total, weight, scale, both=ctx.added), None, None
+        if grad_sum is not None:
+            grad_sum = grad_sum.contiguous()
+        grads = ctx.kernels.norm_backward(grad.contiguous(), grad_sum, total, weight, scale, both=ctx.added)
+        return *grads, None, None
 
 
 def _normed(kernels: TrainKernels, x: Tensor, delta: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
     """x + delta, float32, and its norm."""
     apply: Any = _Norm.apply
     total, out = apply(x, delta, norm.weight, norm.variance_epsilon, kernels)
-    return (x if total is None else total), out
+    if total is None:
+        total = x
+    return total, out
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -270,11 +299,11 @@ class _PackedAttention(torch.autograd.Function):
         qkv, out, log_sum, query_norm, key_norm = ctx.saved_tensors
         turns = ctx.turns._replace(query_norm=query_norm, key_norm=key_norm)
         grad_qkv, norms = ctx.kernels.attention_backward(qkv, turns, ctx.segments, out, log_sum, grad.contiguous())
-        if norms is None:
-            of_norms = (None, None)
-        else:
-            of_norms = norms.unbind(0)
-        return grad_qkv, *of_norms, None, None, None
+        of_query_norm = None
+        of_key_norm = None
+        if norms is not None:
+            of_query_norm, of_key_norm = norms.unbind(0)
+        return grad_qkv, of_query_norm, of_key_norm, None, None, None
 
 
 def _attention(kernels: TrainKernels, qkv: Tensor, *more: Any) -> Tensor:
@@ -297,10 +326,13 @@ def fused_log_prob(
         return None
     least, most = (int(end) for end in target.aminmax())
     if least < 0 or most >= len(weight):
-        raise IndexError(f"target {least if least < 0 else most} is not a token of a vocabulary of {len(weight)}")
+        wrong = least if least < 0 else most
+        raise IndexError(f"target {wrong} is not a token of a vocabulary of {len(weight)}")
     apply: Any = _FusedLogProb.apply
-    columns = target.long().contiguous(), temperature.contiguous()
-    result: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)
+    result: tuple[Tensor, Tensor] = apply(
+        hidden.contiguous(), weight, target.long().contiguous(), temperature.contiguous(), entropy, gradient, chunk,
+        kernels,
+    )  # fmt: skip
     return result
 
 
@@ -313,21 +345,20 @@ class _FusedLogProb(torch.autograd.Function):
         h = hidden.bfloat16()
         w = _whole_lanes(weight)
         vocabulary = len(weight)
-        log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
-        if want_entropy:
-            entropy = torch.empty_like(temperature)
-        else:
-            entropy = temperature.new_empty(0)
+        log_z = torch.empty_like(temperature)
+        log_prob = torch.empty_like(temperature)
+        entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
         ctx.logits = None
         for at in range(0, len(h), chunk):
             span = slice(at, at + chunk)
-            results = (log_z[span], log_prob[span], entropy[span] if want_entropy else None)
+            entropies = entropy[span] if want_entropy else None
             logits = _logits(h[span], w, vocabulary)
-            kernels.log_prob(logits, temperature[span], target[span], *results)
+            kernels.log_prob(logits, temperature[span], target[span], log_z[span], log_prob[span], entropies)
             if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would compute the same ones
                 ctx.logits = logits
             del logits
-        ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
+        kept_entropy = entropy if entropy_gradient else None
+        ctx.save_for_backward(h, w, target, temperature, log_z, kept_entropy)
         ctx.chunk = chunk
         ctx.kernels = kernels
         ctx.vocabulary = vocabulary
@@ -342,13 +373,12 @@ class _FusedLogProb(torch.autograd.Function):
         h, w, target, temperature, log_z, entropy = ctx.saved_tensors
         kernels: TrainKernels = ctx.kernels
         grad_h = torch.zeros(h.shape)
-        grad_w = None
-        if ctx.needs_input_grad[1]:
-            grad_w = torch.empty(w.shape)
-        of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
+        grad_w = torch.empty(w.shape) if ctx.needs_input_grad[1] else None
+        of_entropy = None if entropy is None else grad_entropy.contiguous()
         turned = kernels.transposed(h)
         grad = grad.contiguous()
-        logits, ctx.logits = ctx.logits, None  # overwritten by their gradient: a second pass computes them again
+        logits = ctx.logits
+        ctx.logits = None  # overwritten by their gradient: a second pass computes them again
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
             block_weight = w[first : first + block]
@@ -356,11 +386,13 @@ class _FusedLogProb(torch.autograd.Function):
                 d = _logits(h, block_weight, ctx.vocabulary - first)
             else:
                 d = logits[:, first : first + block].contiguous()
-            kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
+            kernels.log_prob_backward(d, temperature, target, log_z, grad, entropy, of_entropy, first)
             grad_h.add_(d @ block_weight)
             if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
                 kernels.transposed(turned @ d, grad_w[first : first + block])
-        return grad_h, None if grad_w is None else grad_w[: ctx.vocabulary], *(None,) * 6
+        if grad_w is not None:
+            grad_w = grad_w[: ctx.vocabulary]
+        return grad_h, grad_w, None, None, None, None, None, None
 
 
 def _whole_lanes(weight: Tensor) -> Tensor:

@@ -50,9 +50,8 @@ class PackedSamplingMask:
         lengths = self.cu[start : end + 1].diff()
         ids = self.ids[self.edges[start] : self.edges[end]]
         row = torch.repeat_interleave(torch.arange(len(block), device=ids.device), lengths, output_size=len(ids))
-        if self.source is None:
-            elsewhere = None
-        else:
+        elsewhere = None
+        if self.source is not None:
             elsewhere = self.present[start:end] & (lengths == 0)
         return MaskedLogits(ids, row, lengths, block[row, ids], elsewhere)
 
@@ -85,9 +84,6 @@ class MaskedLogits:
             otherwise = otherwise.masked_fill(self.elsewhere, -torch.inf)
         values = self.values if scale == 1 else scale * self.values
         top = otherwise.scatter_reduce(0, self.row, values, "amax", include_self=False)
-        if values.device.type == "mps":
-            exact = values
-        else:
-            exact = values.double()
+        exact = values if values.device.type == "mps" else values.double()
         total = torch.segment_reduce((exact - top[self.row]).exp(), "sum", lengths=self.lengths, unsafe=True)
         return torch.where(self.lengths > 0, top + total.log().to(top.dtype), otherwise)
