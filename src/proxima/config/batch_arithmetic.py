@@ -32,8 +32,12 @@ from proxima.task.mix import held_out_part
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Rows, about_rows
 
-SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows whose tokens are counted
-ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, if none can be counted
+# first rows whose tokens are counted
+SAMPLE_PROMPTS = 16
+SAMPLE_EXAMPLES = 64
+# tokens, if none can be counted
+ASSUMED_PROMPT = 128
+ASSUMED_EXAMPLE = 256
 
 Value = TypeVar("Value")
 
@@ -74,9 +78,10 @@ class GroupStep:
         return max(self.at_once or 0, self.prompts) * (self.completions + self.greedy)
 
     def __str__(self) -> str:
-        micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         sequences = group_arithmetic(self.prompts, self.completions, self.kept, self.at_once)
-        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {self.updates} update{'s' * (self.updates > 1)}"
+        micro = _in_micro_batches(self.micro_batches)
+        updates = "update" if self.updates <= 1 else "updates"
+        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {self.updates} {updates}"
 
 
 @dataclass(frozen=True)
@@ -101,8 +106,13 @@ class ExampleStep:
     steps: int
 
     def __str__(self) -> str:
-        micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
+        micro = _in_micro_batches(self.micro_batches)
         return f"{counted(self.examples, 'example')} → about {micro} of ≤ {self.budget:,} tokens → 1 update"
+
+
+def _in_micro_batches(count: int) -> str:
+    noun = "micro-batch" if count <= 1 else "micro-batches"
+    return f"{count:,} {noun}"
 
 
 class BatchArithmetic:
@@ -127,12 +137,14 @@ class BatchArithmetic:
             about = self._read(lambda: about_rows(self._rows()), "rows")
             if about:
                 self.notes.append(f"task: {about}")
-        downloadable = is_downloadable(path := config.model.path)
+        downloadable = is_downloadable(config.model.path)
         if downloadable:
-            self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
+            name = Path(config.model.path).name
+            self.notes.append(f"{name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
         self.batch: GroupStep | ExampleStep
-        with fixed_clock(config.data.template_date) if self._here else nullcontext() as clock:
+        clock_of_run = fixed_clock(config.data.template_date) if self._here else nullcontext()
+        with clock_of_run as clock:
             if isinstance(config, RunConfig):
                 self.batch = self._groups(config)
             else:
@@ -150,25 +162,25 @@ class BatchArithmetic:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
             prompt = self._read(lambda: longest_prompt(config, self.notes, self._rows()), "prompt length")
-            if prompt is None:
-                self.prompt = None
-            else:
+            if prompt is not None:
                 self.prompt = max(1, len(prompt))
-            if prompt is not None and (shown := int((prompt < 0).sum())):
-                self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
+                of_images = int((prompt < 0).sum())
+                if of_images:
+                    self.notes.append(
+                        f"the longest prompt read has {len(prompt)} tokens, {of_images} of them of images"
+                    )
         if self.prompt is None:
             self.notes.append(assuming("prompts", ASSUMED_PROMPT))
         if config.replayed is not None:
             note = f"replay of {config.replayed}: uses its stored groups"
             self.notes.append(f"{note}; only evaluations generate")
-        elif (refill := config.algorithm.dynamic_sampling) is not None:
-            if refill.max_num_gen_batches > 0:
-                most = f"{refill.max_num_gen_batches}"
-            else:
-                most = "any number"
+        elif config.algorithm.dynamic_sampling is not None:
+            most = config.algorithm.dynamic_sampling.max_num_gen_batches
+            batches = most if most > 0 else "any number"
             note = "dynamic sampling: the figures are for one generation batch per step; to fill a step there may"
-            self.notes.append(f"{note} be {most}")
-        batch = batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
+            self.notes.append(f"{note} be {batches}")
+        prompt_length = ASSUMED_PROMPT if self.prompt is None else self.prompt
+        batch = batch_of(config, prompt_length)
         if batch.prompts != config.train.prompts_per_step:
             self.notes.append(allocated(config.train.prompts_per_step, batch.prompts))
         if "task" in self.data.rows:
@@ -184,10 +196,12 @@ class BatchArithmetic:
         rows, lengths = counted or (0, [])
         if not lengths:
             self.notes.append(assuming("examples", ASSUMED_EXAMPLE))
+        mean = ASSUMED_EXAMPLE
         if lengths:
             mean = round(sum(lengths) / len(lengths))
-        else:
-            mean = ASSUMED_EXAMPLE
+        steps = train.steps
+        if not steps:
+            steps = train.steps_of(rows) if rows else 0
         tokens = train.examples_per_step * mean
         return ExampleStep(
             examples=train.examples_per_step,
@@ -196,7 +210,7 @@ class BatchArithmetic:
             tokens=tokens,
             micro_batches=math.ceil(tokens / train.tokens_per_micro_batch),
             budget=train.tokens_per_micro_batch,
-            steps=train.steps or (train.steps_of(rows) if rows else 0),
+            steps=steps,
         )
 
 
@@ -247,15 +261,18 @@ def batch_of(config: RunConfig, prompt: int) -> GroupStep:
     prompts, kept = prompts_and_kept(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     size = kept or train.completions_per_prompt
     shared = config.model.share_prompt
+    of_group = size * (prompt + length)
+    if shared:
+        of_group = prompt + size * length
     groups = prompts // train.updates_per_step
+    of_update = _micro_batches(groups, size, prompt, length, train.tokens_per_micro_batch, shared)
     return GroupStep(
         prompts=prompts,
         completions=train.completions_per_prompt,
         sequences=prompts * train.completions_per_prompt,
         longest=prompt + length,
-        tokens=prompts * (prompt + size * length if shared else size * (prompt + length)),
-        micro_batches=train.updates_per_step
-        * _micro_batches(groups, size, prompt, length, train.tokens_per_micro_batch, shared),
+        tokens=prompts * of_group,
+        micro_batches=train.updates_per_step * of_update,
         budget=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         kept=kept,
@@ -266,9 +283,12 @@ def batch_of(config: RunConfig, prompt: int) -> GroupStep:
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
     """The number of micro-batches that the trainer's packing makes of `prompts` groups of maximum length."""
-    question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
-    groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
-    longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
+    question = np.zeros(max(prompt, 1), np.int32)
+    answer = np.zeros(length, np.int32)
+    longest = []
+    for group in range(prompts):
+        trajectory = Trajectory(prompt_tokens=question, tokens=answer, group=group)
+        longest += [(trajectory,)] * completions
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
@@ -296,9 +316,11 @@ def prompts_at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
 def group_arithmetic(prompts: int, completions: int, kept: int | None, at_once: int | None) -> str:
     """Describe the sequences of a step, with pruning and dynamic sampling:
     `8 prompts × 16 completions = 128 sequences, 4 of 16 kept, 96 prompts at a time until it is full`."""
-    factors = ((prompts, "prompt"), (completions, "completion"), (prompts * completions, "sequence"))
-    text = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
-    text += "" if kept is None else f", {kept} of {completions} kept"
+    sequences = counted(prompts * completions, "sequence")
+    text = f"{counted(prompts, 'prompt')} × {counted(completions, 'completion')} = {sequences}"
+    if kept is not None:
+        text += f", {kept} of {completions} kept"
     if at_once is None:
         return text
-    return f"{text}, {f'{at_once:,} prompts at a time' if at_once else 'generated'} until it is full"
+    how = f"{at_once:,} prompts at a time" if at_once else "generated"
+    return f"{text}, {how} until it is full"

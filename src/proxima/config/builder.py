@@ -13,7 +13,7 @@ from proxima.config.other_names import misnamed_field
 from proxima.config.problems import Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
-from proxima.config.tree import COMMAND_LINE, DEFAULT, Node, is_index
+from proxima.config.tree import COMMAND_LINE, DEFAULT, Node
 from proxima.data.errors import FieldError, nearest, suggestion
 from proxima.data.kinds import Slot
 from proxima.system.secret_values import HIDDEN
@@ -36,7 +36,10 @@ class Builder:
 
     def all_problems(self) -> list[Problem]:
         """All problems. Those of unknown keys are worded last: a key may mean a field that was read later."""
-        return [problem if isinstance(problem, Problem) else problem() for problem in self.problems]
+        problems = []
+        for problem in self.problems:
+            problems.append(problem if isinstance(problem, Problem) else problem())
+        return problems
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
         shown = (None, None) if node is None else (node.shown(), node.source.text)
@@ -83,10 +86,8 @@ class Builder:
         """Record a spec's own error with the full path and the place where the value was written."""
         child: Node | None = node
         for name in error.field.split("."):
-            if child and child.mapping:
-                child = child.mapping.get(name)
-            else:
-                child = None
+            fields = child.mapping if child else None
+            child = fields.get(name) if fields else None
         if child is None:
             child = Node(None, DEFAULT, in_one_line(to_json(error.value)))
         elif error.value == HIDDEN:
@@ -108,14 +109,13 @@ class Builder:
             if node.value is None and info.default is not MISSING:
                 message += f"; leave it out for {in_one_line(to_json(info.default))}"
             return self.fail(path + mismatch.where, message, mismatch.node or node)
-        return self.leaf(path, _expand_user(value) if info.name in PLACES else value, node, info, info.default)
+        if info.name in PLACES:
+            value = _expand_user(value)
+        return self.leaf(path, value, node, info, info.default)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
-            if info.help:
-                meaning = f": {info.help.removesuffix('.')}"
-            else:
-                meaning = ""
+            meaning = f": {info.help.removesuffix('.')}" if info.help else ""
             return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
         return self.leaf(path, info.default, Node(None, DEFAULT), info)
 
@@ -125,11 +125,14 @@ class Builder:
             return self.default(info, path)
         if optional and node is not None and node.value is None:
             return self.leaf(path, None, node, info, info.default)
-        if node is None or node.value is None:
-            node = Node({}, DEFAULT if node is None else node.source)
-        if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
+        if node is None:
+            node = Node({}, DEFAULT)
+        elif node.value is None:
+            node = Node({}, node.source)
+        chosen = (node.mapping or {}).get("preset")
+        if info.presets is not None and chosen is not None:
             presets = table_of(info.presets)
-            if chosen.value not in (None, *presets):
+            if chosen.value not in (None, *presets):  # a list has no hash
                 message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
                 return self.fail(f"{path}.preset", message, chosen)
         return self.dataclass(inner, node, path, info.name)
@@ -172,10 +175,9 @@ class Builder:
         if not self.import_code and ":" in kind.value and not kind.value.startswith("proxima."):
             message = "is code outside proxima, which this command does not run unasked; add --import-code"
             return self.fail(f"{path}.kind", message, kind)
+        name = kind.value
         if slot.aliases:
-            name = str(table_of(slot.aliases).get(kind.value, kind.value))
-        else:
-            name = kind.value
+            name = str(table_of(slot.aliases).get(name, name))
         cls = self.spec_class(info, slot, kind, name, f"{path}.kind")
         if cls is FAILED:
             return FAILED
@@ -190,15 +192,17 @@ class Builder:
         if name in table:
             return table[name]
         if ":" not in name:
-            if info.name.endswith("ss"):
-                what = info.name
-            else:
-                what = info.name.removesuffix("s")
-            names = [*table, *(table_of(slot.presets) if slot.presets else ())]
-            remedy = "; ".join(filter(None, [suggestion(name, names, "package.module:Class"), table.elsewhere]))
+            what = info.name if info.name.endswith("ss") else info.name.removesuffix("s")
+            names = list(table)
+            if slot.presets:
+                names += table_of(slot.presets)
+            remedy = suggestion(name, names, "package.module:Class")
+            if table.elsewhere:
+                remedy = f"{remedy}; {table.elsewhere}"
             return self.fail(path, f"no {what} {name!r}; {remedy}", kind)
         try:
-            fields_of(spec_class := class_at(name))
+            spec_class = class_at(name)
+            fields_of(spec_class)
         except Exception as error:  # importing runs arbitrary code; all that it raises becomes an error line
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             return self.fail(path, f"can't be imported: {reason}; write package.module:Class", kind)
@@ -207,19 +211,21 @@ class Builder:
 
 def _indexed(node: Node) -> Node:
     """Convert `{0: a, 1: b}`, from `reward.0=…` without a list in the layer below, to a list."""
-    keys = sorted(node.mapping or {}, key=lambda key: int(key) if is_index(key) else -1)
-    if node.mapping and keys == [str(index) for index in range(len(keys))]:
-        return Node([node.mapping[key] for key in keys], node.source)
-    return node
+    if not node.mapping:
+        return node
+    indices = [str(index) for index in range(len(node.mapping))]
+    if set(node.mapping) != set(indices):
+        return node
+    return Node([node.mapping[index] for index in indices], node.source)
 
 
 PLACES = ("folder", "path")  # fields of any config or spec that name files: `~` in them is the home folder
 
 
 def _expand_user(value: Any) -> Any:
-    if isinstance(value, str | tuple):
-        if isinstance(value, str):
-            return os.path.expanduser(value)
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    if isinstance(value, tuple):
         return tuple(map(_expand_user, value))
     return value
 
@@ -269,8 +275,10 @@ def coerce(node: Node, hint: Any) -> Any:
             failures.append(failure)
     if len(failures) == 1 and NONE not in options:
         raise failures[0]
-    expected = dict.fromkeys([*(failure.expected for failure in failures), *(["null"] if NONE in options else [])])
-    raise Mismatch(" or ".join(expected), failures[0].where, failures[0].node)
+    expected = [failure.expected for failure in failures]
+    if NONE in options:
+        expected.append("null")
+    raise Mismatch(" or ".join(dict.fromkeys(expected)), failures[0].where, failures[0].node)
 
 
 def _one(node: Node, hint: Any) -> Any:
@@ -301,7 +309,8 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
 
     names = [str(choice) for choice in choices]
     near = nearest(str(node.to_python()), names)
-    raise Mismatch(f"one of {', '.join(names)}" + (f"; did you mean {near!r}?" if near else ""))
+    meant = f"; did you mean {near!r}?" if near else ""
+    raise Mismatch(f"one of {', '.join(names)}{meant}")
 
 
 def _scalar(node: Node, kind: type) -> Any:
@@ -343,10 +352,9 @@ def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
     if node.items is None:
+        written = "[…]"
         if node.text is not None and node.value is not None:
             written = f"[{node.text}]"
-        else:
-            written = "[…]"
         raise Mismatch(f"a list: {written}")
     return [_child(index, *pair) for index, pair in enumerate(zip(node.items, hints, strict=True))]
 

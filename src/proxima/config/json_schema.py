@@ -67,9 +67,12 @@ def _field(info: FieldInfo, definitions: Json) -> Json:
     else:
         schema = _type(info.hint)
         default = to_json(info.default)
-        if info.default is not MISSING and not (isinstance(default, float) and not math.isfinite(default)):
+        is_number = not isinstance(default, float) or math.isfinite(default)  # JSON has no infinity
+        if info.default is not MISSING and is_number:
             schema["default"] = default
-    return {**schema, **({"description": info.help} if info.help else {})}
+    if info.help:
+        schema = {**schema, "description": info.help}
+    return schema
 
 
 def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
@@ -134,9 +137,11 @@ def _type(hint: Any) -> Json:
     if base is tuple and args and args[-1] is not Ellipsis:
         return {"type": "array", "items": [_type(arg) for arg in args], "minItems": len(args), "maxItems": len(args)}
     if base in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):
-        return {"type": "array", "items": _type(args[0]) if args else {}}
+        items = _type(args[0]) if args else {}
+        return {"type": "array", "items": items}
     if base in (dict, collections.abc.Mapping):
-        return {"type": "object", "additionalProperties": _type(args[1]) if len(args) == 2 else True}
+        values = _type(args[1]) if len(args) == 2 else True
+        return {"type": "object", "additionalProperties": values}
     return {}
 
 
@@ -150,10 +155,13 @@ def catalogue() -> dict[str, dict[str, Any]]:
             if info.slot or info.presets:
                 infos.setdefault(path, info)
     names = {path.rpartition(".")[2] for path in infos}
-    for path, info in [*infos.items()]:
-        for cls in kinds_of(info.slot).values() if info.slot else ():
-            inner = {f"{path}.{field.name}": field for field in fields_of(cls) if field.slot and not field.slot.many}
-            infos |= {below: field for below, field in inner.items() if field.name not in names}
+    for path, info in list(infos.items()):
+        if info.slot is None:
+            continue
+        for cls in kinds_of(info.slot).values():
+            for field in fields_of(cls):
+                if field.slot and not field.slot.many and field.name not in names:
+                    infos[f"{path}.{field.name}"] = field
     for path, info in infos.items():
         name = path.rpartition(".")[2]
         paths = [*slots.get(name, {}).get("paths", []), path]
@@ -170,21 +178,19 @@ def _catalogued(info: Any) -> dict[str, Any]:
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
         for path, field in _fields_of_kind(cls):
-            required = field.default is MISSING
-            value = (field.slot and field.slot.default) or field.default
-            if required:
-                default = {"required": True}
+            if field.default is MISSING:
+                fields[path] = {"required": True, "help": field.help}
             else:
-                default = {"default": to_json(value)}
-            fields[path] = {**default, "help": field.help}
-        valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
-        if valued:
-            summary = f"Needs `critic`. {summary_of(cls)}"
-        else:
-            summary = summary_of(cls)
+                value = (field.slot and field.slot.default) or field.default
+                fields[path] = {"default": to_json(value), "help": field.help}
+        summary = summary_of(cls)
+        if info.name == "advantage" and "value" in getattr(cls, "needs", ()):
+            summary = f"Needs `critic`. {summary}"
         kinds[kind] = {"summary": summary, "fields": fields}
-    for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
-        kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
+    if info.slot.presets:
+        for name, specs in sorted(table_of(info.slot.presets).items()):
+            parts = " + ".join(map(repr, specs)) or "no correction"
+            kinds[name] = {"summary": f"Preset: {parts}", "fields": {}}
     return kinds
 
 
@@ -201,5 +207,7 @@ def _fields_of_kind(cls: type) -> Iterator[tuple[str, FieldInfo]]:
 @cache
 def _sections_of_recipes() -> frozenset[type]:
     """The classes of the sections of all families."""
-    infos = (info for family in FAMILIES.values() for _, info in all_fields(family.root))
-    return frozenset(info.section for info in infos if info.section is not None)
+    sections = set[type]()
+    for family in FAMILIES.values():
+        sections |= {info.section for _, info in all_fields(family.root) if info.section is not None}
+    return frozenset(sections)

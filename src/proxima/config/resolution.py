@@ -72,7 +72,9 @@ def resolve(
     if root is not None and family_of_config(root) is TRAIN is not family:
         raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates no rollouts")
     cls: type = root or family.root
-    tree = merged([*layers, layer] if layer else layers, overrides, family.root)
+    if layer:
+        layers = [*layers, layer]
+    tree = merged(layers, overrides, family.root)
     if family is not TRAIN:
         tree = with_learning_rate(tree, family)
     tree = with_run_models(tree)
@@ -105,7 +107,8 @@ def _to_fill_in(node: Node, path: str = "") -> Iterator[Problem]:
     else:
         below = (node.mapping or {}).items()
     for name, child in below:
-        yield from _to_fill_in(child, f"{path}.{name}" if path else str(name))
+        place = f"{path}.{name}" if path else str(name)
+        yield from _to_fill_in(child, place)
 
 
 def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
@@ -116,34 +119,51 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
     Raises:
         ConfigError: the command line sets a section that the command does not read.
     """
-    theirs, ours = ({info.name: info.section for info in fields_of(cls)} for cls in (family, root))
-    kept, unread = dict[str, Node](), list[Problem]()
+    theirs = {info.name: info.section for info in fields_of(family)}
+    ours = {info.name: info.section for info in fields_of(root)}
+    kept = dict[str, Node]()
+    unread = list[Problem]()
     for name, node in fields.items():
-        first, second = theirs.get(name), ours.get(name)
         if name in theirs and name not in ours:
+            said = _of_command_line(node)
             below = name == "sampling" and "eval" in ours  # the defaults of `eval.sampling`
-            if not below and (said := _of_command_line(node)) is not None:
-                path = name
-                while said.mapping and len(said.mapping) == 1:
-                    ((inner, said),) = said.mapping.items()
-                    path = f"{path}.{inner}"
-                message = f"has no effect on this command, which reads {', '.join(ours)}; leave it out"
-                unread.append(Problem(path, message, said.shown(), COMMAND_LINE.text))
+            if said is not None and not below:
+                unread.append(_unread(name, said, ours))
             continue
+        first = theirs.get(name)
+        second = ours.get(name)
         if node.mapping is not None and first is not None and second is not None and first is not second:
-            base = next((cls for cls in first.__mro__ if cls in second.__mro__ and is_dataclass(cls)), None)
-            if base:
-                names = {info.name for info in fields_of(base)}
-            else:
-                names = set()
-            read = {key: child if key in names else _of_command_line(child) for key, child in node.mapping.items()}
-            node = replace(node, value={key: child for key, child in read.items() if child is not None})
+            node = replace(node, value=_common_fields(node.mapping, first, second))
         # of a section that the recipe's family lacks, or has as another class, no short form is written out yet
         other = name not in theirs or first is not second
         kept[name] = merge(None, node, root_field(root).child(name)) if other else node
     if unread:
         raise ConfigError(unread)
     return kept
+
+
+def _unread(name: str, said: Node, ours: Iterable[str]) -> Problem:
+    """What the command line says of a section that the command does not read: a problem."""
+    path = name
+    while said.mapping and len(said.mapping) == 1:
+        ((inner, said),) = said.mapping.items()
+        path = f"{path}.{inner}"
+    message = f"has no effect on this command, which reads {', '.join(ours)}; leave it out"
+    return Problem(path, message, said.shown(), COMMAND_LINE.text)
+
+
+def _common_fields(fields: Mapping[str, Node], first: type, second: type) -> dict[str, Node]:
+    """The fields of the base that two classes share, and what the command line says of the others."""
+    base = next((cls for cls in first.__mro__ if cls in second.__mro__ and is_dataclass(cls)), None)
+    names = set[str]()
+    if base:
+        names = {info.name for info in fields_of(base)}
+    read = dict[str, Node]()
+    for key, node in fields.items():
+        kept = node if key in names else _of_command_line(node)
+        if kept is not None:
+            read[key] = kept
+    return read
 
 
 def _of_command_line(node: Node) -> Node | None:

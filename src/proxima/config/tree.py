@@ -78,11 +78,10 @@ class Node:
         """The value in one line, as a user would type it; long ones are cut."""
         if isinstance(self.value, str):
             line = " ".join(self.value.split()) or "''"
+        elif self.text is not None:
+            line = self.text
         else:
-            if self.text is not None:
-                line = self.text
-            else:
-                line = in_one_line(self.to_python())
+            line = in_one_line(self.to_python())
         return line if len(line) <= 60 else line[:57] + "..."
 
     def provenance(self) -> str:
@@ -103,7 +102,8 @@ def node_of(value: Any, source: Source, of_kinds: Source | None = None) -> Node:
         return Node(fields, source)
     if isinstance(value, list | tuple):
         return Node([node_of(child, source, of_kinds) for child in value], source)
-    return Node(value, source, in_one_line(value) if not isinstance(value, str) else value)
+    text = value if isinstance(value, str) else in_one_line(value)
+    return Node(value, source, text)
 
 
 def merge(base: Node | None, top: Node, info: FieldInfo = NO_FIELD, path: str = "") -> Node:
@@ -122,19 +122,25 @@ def merge(base: Node | None, top: Node, info: FieldInfo = NO_FIELD, path: str = 
     if base.mapping is None or top.mapping is None:
         both = top.source.origin == base.source.origin == "preset"  # a lower layer has already written the preset out
         return base if both else replace(top, over=base)
-    if info.head is not None and (changed := _another(base.mapping, top.mapping, info)) is not None:
-        return replace(top, value={**top.mapping, info.head: changed}, over=base)
+    if info.head is not None:
+        changed = _another(base.mapping, top.mapping, info)
+        if changed is not None:
+            return replace(top, value={**top.mapping, info.head: changed}, over=base)
     merged = dict(base.mapping)
     for key, child in top.mapping.items():
-        merged[key] = merge(base.mapping.get(key), child, info.child(key), f"{path}.{key}" if path else key)
+        below = f"{path}.{key}" if path else key
+        merged[key] = merge(base.mapping.get(key), child, info.child(key), below)
     return Node(merged, base.source)
 
 
 def _another(base: dict[str, Node], top: dict[str, Node], info: FieldInfo) -> Node | None:
     """The head of `top` if it differs from that of `base`; None if not."""
     assert info.head is not None
-    new, written = top.get(info.head), base.get(info.head)
-    before = written.value if written is not None else info.slot and info.slot.default
+    new = top.get(info.head)
+    written = base.get(info.head)
+    before: object = info.slot.default if info.slot else None
+    if written is not None:
+        before = written.value
     if new is None or before is None or new.value == before:
         return None
     if written is None:
@@ -169,10 +175,9 @@ def _at_first(entries: list[Node], top: Node, path: str) -> Node:
     """Address fields of the only entry as those of entry 0; ConfigError unless there is exactly one entry."""
     if len(entries) != 1:
         field, value = next(iter((top.mapping or {}).items()))
+        remedy = f"write {path}={{kind: …, {field}: …}}"
         if entries:
             remedy = f"did you mean {path}.0.{field}?"
-        else:
-            remedy = f"write {path}={{kind: …, {field}: …}}"
         message = f"{path!r} has {len(entries)} entries; {remedy}"
         raise one_problem(f"{path}.{field}", message, value.shown(), value.source.text)
     return Node({"0": top}, top.source)
@@ -196,8 +201,8 @@ def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:
             while child.mapping and len(child.mapping) == 1:
                 ((inner, child),) = child.mapping.items()
                 written = f"{written}.{inner}"
-            many = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
-            message = f"{path!r} has {many}; {path}.{len(entries)} adds one"
+            noun = "entry" if len(entries) == 1 else "entries"
+            message = f"{path!r} has {len(entries)} {noun}; {path}.{len(entries)} adds one"
             raise one_problem(written, message, child.shown(), child.source.text)
         below = entries[index] if index < len(entries) else None
         entries[index : index + 1] = [merge(below, child, info.entry, f"{path}.{key}")]

@@ -85,14 +85,14 @@ class DataConfig(RowsConfig):
 
     def answer_notes(self, rewards: RewardRunner, sets: Sequence[ReferenceAnswers], seed: int) -> list[str]:
         """Check the rewards and the answers that they will read; returns warnings, and raises as `validate_answers`."""
-        limit, share = self.check_answers, self.max_unreadable
-        return validate_answers(rewards, sets, limit=limit, most_unreadable=share, seed=seed)
+        return validate_answers(rewards, sets, limit=self.check_answers, most_unreadable=self.max_unreadable, seed=seed)
 
     def prompt_source(
         self, rows: Rows, model: UnloadedModel, seed: int, *, shuffle: bool = False, pool: QuestionPool | None = None
     ) -> PromptSource:
         """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed; `pool` decides which
         of them are asked."""
+        questions = None if pool is None else PooledQuestions(pool, seed, row_sources(rows))
         return PromptSource(
             rows,
             model.tokenizer,
@@ -101,7 +101,7 @@ class DataConfig(RowsConfig):
             system=self.system,
             template_arguments=self.template_arguments,
             over_length=self.over_length,
-            pool=None if pool is None else PooledQuestions(pool, seed, row_sources(rows)),
+            pool=questions,
         )
 
 
@@ -124,7 +124,13 @@ def sources_in(config: Any) -> dict[str, list[TaskSource]]:
 def played_in(config: Any) -> dict[str, Any]:
     """What plays the tasks of a config, by the dotted path of the task that says so: a task itself, a source of a mix,
     or the mix whose environment its sources share; tasks that are not played too."""
-    return {source.play_path: source.play for sources in sources_in(config).values() for source in sources}
+    return {source.play_path: source.play for source in _all_sources(config)}
+
+
+def _all_sources(config: Any) -> Iterator[TaskSource]:
+    """The sources of all tasks."""
+    for sources in sources_in(config).values():
+        yield from sources
 
 
 def sampling_settings(config: Any) -> dict[str, Sampling]:
@@ -138,11 +144,11 @@ def sampling_settings(config: Any) -> dict[str, Sampling]:
 
 def own_limits(config: Any) -> dict[str, EpisodeSettings]:
     """The limits of episodes of the sources that have their own, by the path of what plays them."""
-    sources = [source for of_task in sources_in(config).values() for source in of_task if source.episode]
     limits = {}
-    for source in sources:
-        with within(f"{source.place}.episode"):
-            limits[source.world_path] = settings_of(source, config.episode)
+    for source in _all_sources(config):
+        if source.episode:
+            with within(f"{source.place}.episode"):
+                limits[source.world_path] = settings_of(source, config.episode)
     return limits
 
 
@@ -180,25 +186,25 @@ def agent_of(task: Any) -> Mapping[str, Any]:
 def environment_class(task: Any) -> type | None:
     """The class of the kind of a task's environment; None of a task without one, and of `module:Class`, which only a
     worker imports."""
-    given = world_of(task, "environment")
-    if isinstance(given, Mapping):
-        kind = given.get("kind")
-    else:
-        kind = given
+    kind = _environment_kind(task)
     if isinstance(kind, str) and kind in ENVIRONMENTS:
         return ENVIRONMENTS[kind]
     return None
 
 
+def _environment_kind(task: Any) -> Any:
+    """The kind of a task's environment, as it is written: alone, or beside its arguments."""
+    given = world_of(task, "environment")
+    return given.get("kind") if isinstance(given, Mapping) else given
+
+
 def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> list[str]:
     """Warnings of a run that generates: patterns of rewards that no answer can match, and stop strings that end a turn
     within its tool calls. `prompts` are some of those of the task."""
-    played = any(source.played for source in sources_of(config.task))
+    if any(source.played for source in sources_of(config.task)):
+        prompts = ()  # the text is that of the last turn
     texts = AnswerTexts(
-        tokenizer=model.tokenizer,
-        prompts=() if played else prompts,  # the text is that of the last turn
-        stop=config.sampling.stop,
-        stop_tokens=model.stop_tokens,
+        tokenizer=model.tokenizer, prompts=prompts, stop=config.sampling.stop, stop_tokens=model.stop_tokens
     )
     notes = texts.notes(config.reward)
     for path, spec in config.eval.all_sets.items():
@@ -209,12 +215,9 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
     plays = [source.play for source in sources_of(config.task)]
     if config.sampling.stop and any(world_of(play, "tools") or agent_of(play) for play in plays):
         with suppress(UserError):  # said where the world is built
-            named = config.episode.tool_format
-            arguments = config.data.template_arguments
-            if named == "auto":
-                tool_format = format_of(model.tokenizer, arguments)
-            else:
-                tool_format = named
+            tool_format = config.episode.tool_format
+            if tool_format == "auto":
+                tool_format = format_of(model.tokenizer, config.data.template_arguments)
             notes += call_notes(tool_format, config.sampling, "episode")
     return notes
 
@@ -231,13 +234,17 @@ def few_questions_note(prompts: int, rows: int) -> list[str]:
 def role_metric_names(task: Any) -> set[str]:
     """The metrics of an evaluation of a task whose agent declares roles; those of a role that nobody played are
     missing."""
-    return {f"{name}/{role}" for role in roles_of(task) for name in ("reward", "accuracy")}
+    roles = roles_of(task)
+    return {f"reward/{role}" for role in roles} | {f"accuracy/{role}" for role in roles}
 
 
 def roles_of(task: Any) -> Sequence[str]:
     """The roles that a task's agent declares in the recipe or has by itself, or those of a mix's sources; most have
     none."""
-    return list(dict.fromkeys(role for source in sources_of(task) for role in _roles_of_agent(source.play)))
+    roles = list[str]()
+    for source in sources_of(task):
+        roles += _roles_of_agent(source.play)
+    return list(dict.fromkeys(roles))
 
 
 def _roles_of_agent(play: Any) -> Sequence[str]:
@@ -259,15 +266,27 @@ def _roles_of_agent(play: Any) -> Sequence[str]:
 def data_files_exist(r: Resolved[Any]) -> Findings:
     """Data files and prepared data that a task names must exist."""
     for slot, task in _tables_of(r.config, replayed=bool(r.get("rollouts"))):
-        if TASKS.holds(task, "prepared") and (missing := task.missing()):
+        if task is None:
+            continue
+        missing = task.missing() if TASKS.holds(task, "prepared") else None
+        if missing:
             yield f"{slot}.path", missing
-        for name, value in vars(task).items() if task is not None else ():
-            if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
-                place = Path(value).expanduser()
-                if not place.is_file():
-                    make = prepare_command(place)
-                    remedy = f"{did_you_mean(place)}give a path relative to the current folder"
-                    yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"
+        for name, value in vars(task).items():
+            if _names_a_file(value) and not Path(value).expanduser().is_file():
+                yield f"{slot}.{name}", f"no such file; {_how_to_get(Path(value).expanduser())}"
+
+
+def _names_a_file(value: Any) -> bool:
+    """True for the path of one local data file."""
+    return isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value
+
+
+def _how_to_get(place: Path) -> str:
+    """The remedy for a data file that is missing."""
+    make = prepare_command(place)
+    if make:
+        return f"make it: {make}"
+    return f"{did_you_mean(place)}give a path relative to the current folder"
 
 
 def _tables_of(config: Any, *, replayed: bool) -> Iterator[tuple[str, Any]]:
@@ -281,11 +300,7 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
     """An environment must be known, and the fields of an agent, and of its sandbox, have values of their types, within
     their bounds."""
     for path, task in played_in(r.config).items():
-        given = world_of(task, "environment")
-        if isinstance(given, Mapping):
-            kind = given.get("kind")
-        else:
-            kind = given
+        kind = _environment_kind(task)
         try:
             if isinstance(kind, str):
                 require_environment(kind)
@@ -305,16 +320,12 @@ def agents_can_play(r: Resolved[Any]) -> Findings:
         if problems:
             continue
         given = world_of(task, "environment")
-        if isinstance(given, Mapping):
-            arguments = dict(given)
-        else:
-            arguments = {"kind": given}
+        arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
         kind = arguments.pop("kind", None)
         try:
-            if agent is None:
+            asked = agent
+            if asked is None:
                 asked = asked_kind(kind, arguments)
-            else:
-                asked = agent
             if hasattr(asked, "check"):
                 asked.check()
         except FieldError as error:
@@ -344,7 +355,9 @@ def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
     for name, other in other_names.items():
         changed = {f"{path}.{name}": f"{path}.{other}"}
         problems = [replace(each, path=_renamed(each.path, changed)) for each in problems]
-    return None if problems else agent, problems
+    if problems:
+        agent = None
+    return agent, problems
 
 
 def _renamed(path: str, names: Mapping[str, str]) -> str:
@@ -368,7 +381,7 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
     """A reward from an environment needs a task with one: it can't score a single answer."""
     if r.get("episode") is None:
         return
-    plays = {source.path: source.play for sources in sources_in(r.config).values() for source in sources}
+    plays = {source.path: source.play for source in _all_sources(r.config)}
     for path, (place, specs) in scorers_of(r, reward).items():
         for i, spec in enumerate(specs):
             task = plays[path]
@@ -386,9 +399,12 @@ def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling
         except FieldError:  # reported by `sources_are_within_bounds`
             continue
         if source.played and limits.tokens is not None and limits.tokens < of_turn.max_tokens:
-            own = f"{source.place}." if source.name else ""
-            place = f"{own if 'tokens' in source.episode else ''}episode.tokens"
-            length = f"{own if 'max_tokens' in source.sampling else ''}sampling.max_tokens"
+            place = "episode.tokens"
+            if source.name and "tokens" in source.episode:
+                place = f"{source.place}.{place}"
+            length = "sampling.max_tokens"
+            if source.name and "max_tokens" in source.sampling:
+                length = f"{source.place}.{length}"
             message = f"is less than one turn may have, {length}={of_turn.max_tokens}"
             yield place, f"{message}; raise it, or lower {length}"
 
@@ -413,7 +429,8 @@ def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
                 ("episode", r.get("episode"), settings_of),
             ):
                 try:
-                    apply(source, of_run) if getattr(source, section) else None
+                    if getattr(source, section):
+                        apply(source, of_run)
                 except FieldError as error:
                     yield f"{source.place}.{section}.{error.field}", error.requirement
             if task == "task" and source.sampling.get("temperature") == 0:
@@ -439,10 +456,7 @@ def sources_learn_from_what_there_is(r: Resolved[Any], algorithm: Any) -> Findin
     if of_rewards and not algorithm.trains_on_rewards:
         source = of_rewards[0]
         remedy = "set it to teacher, or name an algorithm.surrogate"
-        if source.learns_from:
-            value = "is 'rewards'"
-        else:
-            value = "is null, which is rewards beside a teacher"
+        value = "is 'rewards'" if source.learns_from else "is null, which is rewards beside a teacher"
         yield f"{source.place}.learns_from", f"{value}, and nothing trains on them; {remedy}"
     if of_rewards and not taught:
         message = "is 'rewards', which says something only beside a source that learns from the teacher; remove it"
@@ -489,7 +503,8 @@ def reward_functions_exist(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
     for path, spec in _rewards(r, reward):
         if REWARDS.holds(spec, "function", "function_batch"):
             module = spec.absolute_path.rpartition(":")[0]
-            if not (Path(module).is_file() if module.endswith(".py") else user_module_file(module)):
+            found = Path(module).is_file() if module.endswith(".py") else user_module_file(module)
+            if not found:
                 yield f"{path}.path", "no such file or module; a path is relative to the current folder"
 
 
@@ -510,8 +525,10 @@ def longest_of(sources: Sequence[TaskSource], sampling: Sampling) -> tuple[int, 
     limits: list[tuple[int, str]] = []
     for source in sources:
         own = source.sampling.get("max_tokens")
-        of_run = sampling.max_tokens, "sampling.max_tokens"
-        limits.append(of_run if own is None else (own, f"{source.place}.sampling.max_tokens"))
+        if own is None:
+            limits.append((sampling.max_tokens, "sampling.max_tokens"))
+        else:
+            limits.append((own, f"{source.place}.sampling.max_tokens"))
     return max(limits)
 
 
@@ -523,6 +540,9 @@ def overlong_penalty_is_reachable(task: Any, sampling: Sampling, reward: Sequenc
     for place, sources in scored.items():
         longest, field = longest_of(sources, sampling)
         for i, spec in enumerate(sources[0].reward or reward):
-            if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
+            if not REWARDS.holds(spec, "overlong"):
+                continue
+            free = spec.max_tokens - spec.buffer_tokens
+            if free >= longest:
                 message = f"the penalty starts after {free} tokens, never reached with {field}={longest}"
                 yield f"{place}.{i}.max_tokens", message

@@ -127,8 +127,9 @@ def models_exist(r: Resolved[Any]) -> Findings:
     """The local paths of the model, its critic and its teacher must exist and be model folders or .gguf files."""
     for path in MODELS:
         place = r.get(path)
-        if place is not None and (remedy := model_problem(place)):
-            yield path, remedy
+        problem = None if place is None else model_problem(place)
+        if problem:
+            yield path, problem
 
 
 def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
@@ -140,10 +141,7 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
             continue
 
         try:
-            if scalar:
-                config = scalar_config_of(place, revision)
-            else:
-                config = load_config(place, revision)
+            config = scalar_config_of(place, revision) if scalar else load_config(place, revision)
             if path == "model.path":
                 require_length(config, model.max_length)
             require_known_length(config, model.max_length, "model.max_length")
@@ -158,7 +156,8 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
                 first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
         except FieldError as error:
             own = ("model.attention", "model.compile", "model.max_length")
-            yield (error.field if error.field in own else path), error.requirement
+            field = error.field if error.field in own else path
+            yield field, error.requirement
         except UserError as error:
             yield path, str(error)
 
@@ -168,7 +167,10 @@ def _models(r: Resolved[Any], model: ModelConfig) -> Iterator[tuple[str, str, bo
     yield "model.path", model.path, hasattr(r.config, "reward_model")
     critic = r.get("critic")
     if hasattr(critic, "path"):
-        yield "critic.path" if critic.path else "critic.kind", critic.path or model.path, True
+        if critic.path:
+            yield "critic.path", critic.path, True
+        else:
+            yield "critic.kind", model.path, True
     teacher = r.get("algorithm.distillation.path")
     if teacher is not None:
         yield "algorithm.distillation.path", teacher, False
@@ -183,7 +185,8 @@ def tokens_have_rows(r: Resolved[Any]) -> Findings:
     """Every id of a local tokenizer must have a row in the embedding of its model."""
     for path in MODELS:
         place = r.get(path)
-        if place is not None and (problem := _vocabulary_problem(place)):
+        problem = None if place is None else _vocabulary_problem(place)
+        if problem:
             yield path, problem
 
 
@@ -276,8 +279,10 @@ def model_problem(path: str) -> str | None:
         check_path(path)
     except FieldError as error:
         return error.requirement
-    if path.endswith(".gguf") and (missing := [name for name in READERS if find_spec(name) is None]):
-        return f"needs {' and '.join(missing)}: pip install 'proxima-rl[gguf]'"
+    if path.endswith(".gguf"):
+        missing = [name for name in READERS if find_spec(name) is None]
+        if missing:
+            return f"needs {' and '.join(missing)}: pip install 'proxima-rl[gguf]'"
     if (Path(path) / ADAPTER).is_file():
         return missing_peft()
     return None
@@ -301,8 +306,9 @@ def images_can_be_shown(r: Resolved[Any]) -> Findings:
     if attention not in ("auto", "packed"):
         yield "model.attention", f"{attention} can't be shown images; set it to auto"
     for name in ("tensor_parallel", "context_parallel"):
-        if (r.get(path := f"placement.{name}") or 1) > 1:
-            yield path, "can't be combined with images; set it to 1"
+        ranks = r.get(f"placement.{name}") or 1
+        if ranks > 1:
+            yield f"placement.{name}", "can't be combined with images; set it to 1"
 
 
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
@@ -334,16 +340,22 @@ def adapters_can_be_served(r: Resolved[Any], model: ModelConfig, algorithm: Any)
     path = "engine.adapters_only"
     lora = model.lora
     without = "engine.adapters_only=false"
+    kind = kind_of(r.get("engine"))
+    unserved = set[str]()
+    if lora is not None and not isinstance(lora.targets, str):
+        unserved = UNSERVED.intersection(lora.targets)
     if lora is None:
         yield path, f"sends the adapters alone, and model.lora is null; set model.lora={{}}, or {without}"
-    elif (kind := kind_of(r.get("engine"))) != "vllm":
+    elif kind != "vllm":
         yield path, f"is not possible with {kind}, which replaces no adapter that requests are using; set it to false"
     elif lora.dora:
         yield "model.lora.dora", f"can't be combined with engine.adapters_only: vLLM computes no DoRA; set {without}"
     elif lora.rank > ADAPTER_RANKS[-1]:
         yield "model.lora.rank", f"is at most {ADAPTER_RANKS[-1]} with engine.adapters_only; lower it, or set {without}"
-    elif not isinstance(lora.targets, str) and (wrong := UNSERVED.intersection(lora.targets)):
-        reason = f"{min(wrong)} can't be combined with engine.adapters_only, which sends no adapter of the output head"
+    elif unserved:
+        reason = (
+            f"{min(unserved)} can't be combined with engine.adapters_only, which sends no adapter of the output head"
+        )
         yield "model.lora.targets", f"{reason}; leave it out, or set {without}"
 
 
@@ -353,18 +365,16 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
     if model.dtype == "float32":
         return
     critic = r.get("critic")
-    if model.lora is not None:
-        trained = {}
-    else:
-        trained = {"train.optimizer.lr": train.optimizer}
+    trained = {}
+    if model.lora is None:
+        trained["train.optimizer.lr"] = train.optimizer
     if CRITICS.holds(critic, "model") and (critic.optimizer is not None or not trained):
         path = "train" if critic.optimizer is None else "critic"
         trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
     for path, optimizer in trained.items():
-        if OPTIMIZERS.holds(optimizer, *OPTIMIZERS):
-            relative = optimizer.lr / TYPICAL_WEIGHT
-        else:
-            relative = BFLOAT16_STEP
+        if not OPTIMIZERS.holds(optimizer, *OPTIMIZERS):
+            continue
+        relative = optimizer.lr / TYPICAL_WEIGHT
         if not 0 < relative < BFLOAT16_STEP:
             continue
         message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
