@@ -58,11 +58,14 @@ def hidden_packed(
 ) -> Tensor:
     rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     is_text = routing is None and images is None
-    suits = rounds and is_text and batch.tokens.device.type == "cpu" and is_plain(backbone)
-    if suits and (states := fused_states(backbone, batch)) is not None:
-        return states
+    if rounds and is_text and batch.tokens.device.type == "cpu" and is_plain(backbone):
+        states = fused_states(backbone, batch)
+        if states is not None:
+            return states
     segments = None if images is None else images.segments
-    return packed_states(backbone, batch, routing, images, segments=segments or Segments(batch))
+    if segments is None:
+        segments = Segments(batch)
+    return packed_states(backbone, batch, routing, images, segments=segments)
 
 
 def packed_states(
@@ -76,10 +79,12 @@ def packed_states(
 ) -> Tensor:
     """The states that predict the response tokens, with the packed axis as one row. `segments` and `attend` are those
     of `packed_attention`."""
-    tokens = {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
-    inputs = tokens if images is None else images.inputs
+    inputs: Mapping[str, Any] = {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
+    if images is not None:
+        inputs = images.inputs
     passed = {"routing": routing, "segments": segments, "attend": attend}
-    answer = backbone(**inputs, use_cache=False, **{name: value for name, value in passed.items() if value is not None})
+    given = {name: value for name, value in passed.items() if value is not None}
+    answer = backbone(**inputs, use_cache=False, **given)
     hidden: Tensor = answer.last_hidden_state[0]
     return hidden.index_select(0, batch.predict)
 
@@ -155,8 +160,9 @@ class SegmentBlock:
 
     def mask(self, window: int | None) -> Tensor:
         """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
-        width, reach = self.query.shape[1], self.context.shape[1]
-        step, past = (torch.arange(size, device=self.query.device) for size in (width, reach))
+        width = self.query.shape[1]
+        step = torch.arange(width, device=self.query.device)
+        past = torch.arange(self.context.shape[1], device=self.query.device)
         in_context = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
         if self.image is not None:
@@ -182,8 +188,8 @@ class Segments:
         buckets: dict[tuple[bool | int, ...], list[int]] = {}
         for g, (start, end) in enumerate(spans):
             if end > start:
-                sizes = (max(SHORTEST, (n - 1).bit_length()) for n in (end - start, seen[g]))
-                buckets.setdefault((parent[g] < 0, *sizes), []).append(g)
+                key = (parent[g] < 0, _size_class(end - start), _size_class(seen[g]))
+                buckets.setdefault(key, []).append(g)
         self.blocks: list[SegmentBlock] = []
         self.masks: dict[tuple[int, int | None], Tensor] = {}
         inverse = torch.zeros(batch.edges[-1], dtype=torch.long)
@@ -194,9 +200,17 @@ class Segments:
                 inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
             offset += query.numel()
             before = _rectangle([contexts[g] for g in members])
-            lengths = [[spans[g][1] - spans[g][0] for g in members], [seen[g] for g in members]]
-            block = SegmentBlock(*(to_device(x, device) for x in (query, before, *map(torch.tensor, lengths))))
-            self.blocks.append(block if image is None else replace(block, image=_of_rows(image, block)))
+            lengths = [end - start for start, end in (spans[g] for g in members)]
+            seen_lengths = [seen[g] for g in members]
+            block = SegmentBlock(
+                query=to_device(query, device),
+                context=to_device(before, device),
+                own=to_device(torch.tensor(lengths), device),
+                seen=to_device(torch.tensor(seen_lengths), device),
+            )
+            if image is not None:
+                block = replace(block, image=_of_rows(image, block))
+            self.blocks.append(block)
         self.inverse = to_device(inverse, device)
 
     def mask(self, index: int, window: int | None) -> Tensor | None:
@@ -210,6 +224,11 @@ class Segments:
         if key not in self.masks:
             self.masks[key] = block.mask(window)
         return self.masks[key]
+
+
+def _size_class(length: int) -> int:
+    """Segments are computed together whose lengths round up to the same power of two."""
+    return max(SHORTEST, (length - 1).bit_length())
 
 
 def _of_rows(image: Tensor, block: SegmentBlock) -> Tensor | None:
@@ -235,7 +254,8 @@ def attend_segments(
         mask = segments.mask(i, window)
         seen = torch.cat([block.context, block.query], dim=1).reshape(-1)
         queries = q.index_select(0, own).view(rows, width, *q.shape[1:])
-        keys, values = (x.index_select(0, seen).view(rows, -1, *x.shape[1:]) for x in (k, v))
+        keys = k.index_select(0, seen).view(rows, -1, *k.shape[1:])
+        values = v.index_select(0, seen).view(rows, -1, *v.shape[1:])
         out = _attention(queries, keys, values, mask, scale)
         outputs.append(out.reshape(rows * width, *out.shape[2:]))
     return torch.cat(outputs).index_select(0, segments.inverse)
@@ -248,22 +268,27 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     products: the backward pass of torch's fused kernel takes several times as long there.
     """
     rows, width, heads, dim = q.shape
-    reach, kv_heads = k.shape[1], k.shape[2]
+    _, reach, kv_heads, _ = k.shape
     repeat = heads // kv_heads
     if q.device.type == "cpu" and width * reach <= SHORT:
         if mask is None:
             mask = torch.ones(width, reach, dtype=torch.bool).tril()[None, None]
         grouped = q.view(rows, width, kv_heads, repeat, dim).permute(0, 2, 3, 1, 4)
         scores = grouped.reshape(rows, kv_heads, repeat * width, dim) @ k.permute(0, 2, 3, 1)
-        scores = scores if q.dtype == torch.float64 else scores.float()
-        scores = scores.mul(dim**-0.5 if scale is None else scale).view(rows, kv_heads, repeat, width, reach)
+        if q.dtype != torch.float64:
+            scores = scores.float()
+        if scale is None:
+            scale = dim**-0.5
+        scores = scores.mul(scale).view(rows, kv_heads, repeat, width, reach)
         weights = scores.masked_fill(~mask[:, :, None], -torch.inf).softmax(-1).to(v.dtype)
         out = weights.view(rows, kv_heads, repeat * width, reach) @ v.transpose(1, 2)
         return out.view(rows, kv_heads, repeat, width, dim).permute(0, 3, 1, 2, 4).reshape(rows, width, heads, dim)
     queries = q.transpose(1, 2)
-    keys, values = (x.transpose(1, 2) for x in (k, v))
+    keys = k.transpose(1, 2)
+    values = v.transpose(1, 2)
     if repeat > 1:
-        keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
+        keys = keys.repeat_interleave(repeat, dim=1)
+        values = values.repeat_interleave(repeat, dim=1)
     states = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
     return states.transpose(1, 2)
 
@@ -346,18 +371,23 @@ def require_flash3(attention: str, device: torch.device) -> None:
 def flash_attention(batch: PackedBatch, path: str = "varlen") -> Callable[..., Tensor]:
     """`attend` of `packed_attention` for a batch, by a key of `FLASH`; its tensors are sent to the device once."""
     compute = FLASH[path]()
-    contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
-    rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
     device = batch.tokens.device
-    lengths = [length for length, _, _ in rows]
-    reaches = [length + count for length, count, _ in rows]
-    seen = to_device(indices_of([span for _, _, spans in rows for span in spans]), device)
+    lengths = list[int]()
+    reaches = list[int]()
+    spans = list[tuple[int, int]]()
+    for (start, end), before, count in zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True):
+        if end > start:
+            lengths.append(end - start)
+            reaches.append(end - start + count)
+            spans += [*before, (start, end)]
+    seen = to_device(indices_of(spans), device)
     ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
     longest = max(lengths), max(reaches)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
         _require_flash(q, path)
-        keys, values = (x.index_select(0, seen) for x in (k, v))
+        keys = k.index_select(0, seen)
+        values = v.index_select(0, seen)
         before = -1 if window is None else window - 1  # keys before the query that it attends to; -1: all
         return compute(q, keys, values, *ends, *longest, scale, before)
 
@@ -376,7 +406,9 @@ def _torch_kernel() -> Callable[..., Tensor]:
         if takes_groups:
             options["enable_gqa"] = q.shape[1] != keys.shape[1]
         elif q.shape[1] != keys.shape[1]:
-            keys, values = (x.repeat_interleave(q.shape[1] // keys.shape[1], dim=1) for x in (keys, values))
+            repeat = q.shape[1] // keys.shape[1]
+            keys = keys.repeat_interleave(repeat, dim=1)
+            values = values.repeat_interleave(repeat, dim=1)
         out: Any = varlen_attn(q, keys, values, *lengths, **options)
         attended: Tensor = out
         return attended

@@ -86,10 +86,7 @@ def require_hub_name(path: str) -> None:
     if looks_like_hub_name(path):
         return
     place = Path(path).expanduser()
-    if place.is_absolute():
-        where = ""
-    else:
-        where = ": a path is relative to the current folder"
+    where = "" if place.is_absolute() else ": a path is relative to the current folder"
     near = did_you_mean(place)
     there = two_readings(path)
     remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
@@ -124,13 +121,18 @@ def did_you_mean(place: Path) -> str:
         return ""
     found = folder.joinpath(near, *rest)
     shown = os.path.relpath(found)
-    return f"did you mean {os.path.normpath(found) if shown.startswith('..') and place.is_absolute() else shown}? Else "
+    if shown.startswith("..") and place.is_absolute():
+        shown = os.path.normpath(found)
+    return f"did you mean {shown}? Else "
 
 
 def require_found(path: str, revision: str | None) -> None:
     """Raise `FieldError` for a name that is not a path, is not in the cache, and can't be looked up: immediately,
     whereas the libraries would retry for half a minute."""
-    if is_at_hand(path, revision) or (why := unreachable()) is None:
+    if is_at_hand(path, revision):
+        return
+    why = unreachable()
+    if why is None:
         return
     hint = did_you_mean(Path(path))
     what = f"is not a folder here, is not in the hub's cache, and the hub can't be asked: {why}"
@@ -194,10 +196,7 @@ def base_of(path: str) -> BaseModel:
     if not isinstance(base, str) or not base:
         remedy = "write the path of its base there"
         raise FieldError("model.path", path, f"names no base_model_name_or_path in {ADAPTER_CONFIG}", remedy=remedy)
-    if (place / BASE).is_file():
-        recorded = read_json(path, place / BASE)
-    else:
-        recorded = {}
+    recorded = read_json(path, place / BASE) if (place / BASE).is_file() else {}
     return BaseModel(
         path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})
     )
@@ -206,11 +205,9 @@ def base_of(path: str) -> BaseModel:
 def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseModel:
     """The base that was just loaded, for `save_adapter`."""
     local = Path(path).expanduser()
+    named = str(local.resolve()) if local.exists() else path
     return BaseModel(
-        path=str(local.resolve()) if local.exists() else path,
-        revision=revision,
-        dtype=str(dtype).removeprefix("torch."),
-        files=weight_files(path, revision),
+        path=named, revision=revision, dtype=str(dtype).removeprefix("torch."), files=weight_files(path, revision)
     )
 
 
@@ -231,10 +228,9 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     place = local_place(path, revision)
     if place is None:
         return {}
+    files = [place]
     if place.is_dir():
         files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES)
-    else:
-        files = [place]
     hashes = {file.name: _sha_now(file) for file in files if file.is_file()}
     return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
 
@@ -285,8 +281,12 @@ def _size(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
 
 def _sizes(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
     """Of some families one number, of others one for each layer."""
-    said = f"must be a whole number in [{least}, {most:,}], or a list of them"
-    return said, lambda value: all(_whole(x, least, most) for x in (value if isinstance(value, list) else [value]))
+
+    def fits(value: Any) -> bool:
+        sizes = value if isinstance(value, list) else [value]
+        return all(_whole(size, least, most) for size in sizes)
+
+    return f"must be a whole number in [{least}, {most:,}], or a list of them", fits
 
 
 def _of(said: str, *types: type) -> tuple[str, Callable[[Any], bool]]:
@@ -298,16 +298,16 @@ def _is_token(value: Any) -> bool:
 
 
 def _is_template(value: Any) -> bool:
+    """A text, a named one, a list of them, or an object of texts by their names."""
     if isinstance(value, list):
-        named = value
-    elif isinstance(value, dict) and "template" in value:
-        named = [value]
-    else:
-        named = []
-    if isinstance(value, dict) and not named:
+        return bool(value) and all(map(_is_named_template, value))
+    if isinstance(value, dict) and "template" not in value:
         return all(isinstance(text, str) for text in value.values())
-    parts = [part.get(key) if isinstance(part, dict) else None for part in named for key in ("name", "template")]
-    return isinstance(value, str) or (bool(named) and all(isinstance(part, str) for part in parts))
+    return isinstance(value, str) or _is_named_template(value)
+
+
+def _is_named_template(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("template"), str)
 
 
 ID = _size(-1, 2**31 - 1)
@@ -373,7 +373,8 @@ def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None
         FieldError: names the file, the key and its value.
     """
     refuse_pointers(path, folder)
-    for stem, suffix in WEIGHT_SETS if complete else ():
+    sets = WEIGHT_SETS if complete else ()
+    for stem, suffix in sets:
         check_weight_set(path, folder, stem, suffix)
         if any(folder.glob(f"{stem}*{suffix}")):  # transformers reads the first format that is there
             break
@@ -386,7 +387,8 @@ def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None
             if problem:
                 raise FieldError("model.path", path, problem, remedy=REMEDY)
     template = folder / "chat_template.jinja"
-    if template.is_file() and (problem := _unreadable(template)):
+    problem = _unreadable(template) if template.is_file() else None
+    if problem:
         raise FieldError("model.path", path, problem, remedy=REMEDY)
 
 

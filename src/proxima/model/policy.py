@@ -44,8 +44,9 @@ class Policy(PackedModel):
         self.backbone, self.head = parts(self.model)
         sharding = loaded.sharding
         rows = self.model.config.get_text_config().vocab_size
-        own_rows = rows // (1 if sharding is None else sharding.tensor_parallel)
-        self.log_prob_chunk = log_prob_chunk or rows_on(self.device, own_rows)
+        if sharding is not None:
+            rows //= sharding.tensor_parallel
+        self.log_prob_chunk = log_prob_chunk or rows_on(self.device, rows)
         if value_head is not None and sharding is not None and not is_sharded(value_head):
             shard_head(value_head, sharding, self.device)
 
@@ -76,10 +77,7 @@ class Policy(PackedModel):
         An empty batch (no response tokens) gives empty outputs.
         """
         if len(batch.target) == 0:
-            if batch.bucket_token is None:
-                bucket = None
-            else:
-                bucket = batch.bucket_token.float()
+            bucket = None if batch.bucket_token is None else batch.bucket_token.float()
             return replace(self._nothing(needs), bucket_log_prob=bucket)
         return TokenOutputs(**self.run(lambda part: self._outputs(part, needs), batch))
 
@@ -98,21 +96,20 @@ class Policy(PackedModel):
                 chunk=self.log_prob_chunk,
                 fused=self.compiles,
             )
-        if routing is None:
-            of_routers = {}
-        else:
-            of_routers = routing.outputs(batch, needs)
-        others = outputs.others
-        split = 0 if batch.top_k is None else batch.top_k.shape[1]
-        return {
-            "log_prob": outputs.log_prob,
-            "entropy": outputs.entropy,
-            "value": self.values_of(hidden) if "value" in needs else None,
-            "top_k_log_prob": None if others is None or batch.top_k is None else others[:, :split],
-            "bucket_log_prob": None if others is None or batch.bucket_token is None else others[:, split:],
-            "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
-            **of_routers,
-        }
+        values: dict[str, Tensor | None] = {"log_prob": outputs.log_prob, "entropy": outputs.entropy}
+        if routing is not None:
+            values |= routing.outputs(batch, needs)
+        if "value" in needs:
+            values["value"] = self.values_of(hidden)
+        if outputs.others is not None:  # the columns of `_joined`
+            split = 0 if batch.top_k is None else batch.top_k.shape[1]
+            if batch.top_k is not None:
+                values["top_k_log_prob"] = outputs.others[:, :split]
+            if batch.bucket_token is not None:
+                values["bucket_log_prob"] = outputs.others[:, split:]
+        if "log_sum_square" in needs:
+            values["log_sum_square"] = self._log_sum_square(hidden, batch)
+        return values
 
     def _scorer(self, batch: PackedBatch) -> Callable[..., TokenLogProbs]:
         """`token_log_prob` of all targets; of the sampled ones alone if others exist and neither masks nor a context
@@ -136,7 +133,9 @@ class Policy(PackedModel):
             return {"weight": weight, "bias": bias}
 
         part = VocabularyPart.of(weight)
-        return {"weight": weight.to_local(), "bias": None if bias is None else bias.to_local(), "part": part}
+        if bias is not None:
+            bias = bias.to_local()
+        return {"weight": weight.to_local(), "bias": bias, "part": part}
 
 
 def _sampling_mask(batch: PackedBatch) -> PackedSamplingMask | None:

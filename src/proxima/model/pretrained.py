@@ -160,14 +160,16 @@ def _vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | N
     if not different:
         return None
     token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
-    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
+    there = f"id {theirs[token]}" if token in theirs else "missing"
+    here = f"id {ours[token]}" if token in ours else "missing"
     return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
 
 
 def require_rows(path: str, tokenizer: Any, config: Any) -> None:
     """Raise FieldError for a tokenizer with ids that have no row in the model's embedding."""
     rows = TextConfig.of(config).vocabulary
-    if rows and (problem := rowless_ids(tokenizer.get_vocab(), rows)):
+    problem = rowless_ids(tokenizer.get_vocab(), rows) if rows else None
+    if problem:
         raise FieldError("model.path", path, problem, remedy=RESIZE)
 
 
@@ -177,7 +179,8 @@ def rowless_ids(vocabulary: Mapping[str, int], rows: int) -> str | None:
     beyond = sorted((i, token) for token, i in vocabulary.items() if i >= rows)
     if not beyond:
         return None
-    (first, token), (last, _) = beyond[0], beyond[-1]
+    first, token = beyond[0]
+    last, _ = beyond[-1]
     which = f"{token!r}, id {first}, has none"
     if len(beyond) > 1:
         which = f"{len(beyond):,} tokens, from {token!r}, id {first}, to id {last}, have none"
@@ -199,7 +202,10 @@ def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
     stop: list[Any] = []
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
-        stop.extend(ids if isinstance(ids, list | tuple) else [ids])
+        if isinstance(ids, list | tuple):
+            stop += ids
+        else:
+            stop.append(ids)
     return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
 
 
@@ -214,13 +220,16 @@ def check_device(device: str, field: str = "device") -> None:
 
 def resolve_device(device: str) -> torch.device:
     """`auto` is CUDA if available, else the CPU."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
 
 
 def auto_device() -> tuple[str, str]:
     """The device that `auto` chooses here, and the reason."""
     chosen = resolve_device("auto").type
-    return chosen, "this machine has a GPU that torch can use" if chosen == "cuda" else "torch finds no GPU"
+    why = "this machine has a GPU that torch can use" if chosen == "cuda" else "torch finds no GPU"
+    return chosen, why
 
 
 def check_path(path: str) -> None:
@@ -316,11 +325,7 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
 
     config: Any = load_config(path, revision)
     scores = any("SequenceClassification" in name for name in config.architectures or ())
-    kind: Any
-    if scores:
-        kind = AutoModelForSequenceClassification
-    else:
-        kind = reader_of(config)
+    kind: Any = AutoModelForSequenceClassification if scores else reader_of(config)
     try:
         with torch.device("meta"):
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)

@@ -109,8 +109,10 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     if scalar and SCALAR_HEAD not in saved_modules:
         reason = "is an adapter without a scalar head"
         raise FieldError(field_name, path, reason, remedy="give one of a reward model, or start without an adapter")
-    other = sorted(set(saved_modules) - ({SCALAR_HEAD, "classifier"} if scalar else set()))
-    require(not other, field_name, path, f"also has the whole of {', '.join(other)}", remedy=remedy)
+    other = set(saved_modules)
+    if scalar:
+        other -= {SCALAR_HEAD, "classifier"}
+    require(not other, field_name, path, f"also has the whole of {', '.join(sorted(other))}", remedy=remedy)
     plain = vars(LoraConfig())
     for name, value in settings.items():
         if name not in FREE and (value or None) != (plain.get(name) or None):
@@ -125,7 +127,8 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
         raise FieldError(field_name, path, reason, remedy=remedy)
     reason = f"has exclude_modules={excluded!r}, which are among its target_modules"
     require(set(excluded).isdisjoint(targets), field_name, path, reason, remedy=remedy)
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    rank = settings.get("r")
+    alpha = settings.get("lora_alpha")
     if type(rank) is not int or not isinstance(alpha, int | float):
         raise FieldError(field_name, path, f"has r={rank!r} and lora_alpha={alpha!r}, which must be numbers")
     return Lora(
@@ -184,8 +187,8 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
     trained = {_file_name(name): parameters[name] for name in trained_names(model)}
     odd = sorted(trained.keys() ^ tensors.keys())
     if odd:
-        lacks = odd[0] in trained
-        reason = f"{'lacks' if lacks else 'has'} {odd[0]} ({len(odd)} differences in all)"
+        verb = "lacks" if odd[0] in trained else "has"
+        reason = f"{verb} {odd[0]} ({len(odd)} differences in all)"
         remedy = "set model.lora.targets to those of the adapter, which are in its adapter_config.json"
         raise FieldError(field_name, path, reason, remedy=remedy)
     with torch.no_grad():
@@ -227,8 +230,11 @@ def write_matrices(
     settings |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     plain = vars(LoraConfig())
-    settings = {name: value for name, value in settings.items() if name in OLDEST or value != plain.get(name)}
-    _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
+    written = {}
+    for name, value in settings.items():
+        if name in OLDEST or value != plain.get(name):
+            written[name] = sorted(value) if isinstance(value, set) else value
+    _write(folder / CONFIG, written)
     parameters = trained or dict(model.named_parameters())
     tensors = {_file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -237,7 +243,9 @@ def write_matrices(
 def _file_name(name: str) -> str:
     """peft's name of a parameter in its files; the vector of DoRA has no `.weight`."""
     plain = name.replace(f".{ADAPTER}.", ".")
-    return PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
+    if "lora_magnitude_vector" in plain:
+        plain = plain.removesuffix(".weight")
+    return PREFIX + plain
 
 
 def _write(file: Path, values: Mapping[str, Any]) -> None:

@@ -96,7 +96,8 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
             if "lora_magnitude_vector" in name:
                 layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
                 weight = layer.weight.detach().float()
-                parameter.data = torch.linalg.norm(weight, dim=0 if layer.fan_in_fan_out else 1)
+                inputs = 0 if layer.fan_in_fan_out else 1
+                parameter.data = torch.linalg.norm(weight, dim=inputs)
 
 
 def adapter_names(model: nn.Module) -> list[str]:
@@ -119,11 +120,10 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     untyped: Any = model
     head = untyped.get_output_embeddings()
     eyes = vision_parameters(model)
-    linear = {
-        name: module
-        for name, module in model.named_modules()
-        if _is_linear(module) and name != SCALAR_HEAD and f"{name}.weight" not in eyes
-    }
+    linear = dict[str, nn.Module]()
+    for name, module in model.named_modules():
+        if _is_linear(module) and name != SCALAR_HEAD and f"{name}.weight" not in eyes:
+            linear[name] = module
     if lora.targets == ALL_LINEAR:
         return {name: module for name, module in linear.items() if module is not head}
     adapted: dict[str, nn.Module] = {}
@@ -138,7 +138,12 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"  # GPT-2's, a linear layer with Wᵀ
+    return type(module) is nn.Linear or _is_transposed(module)
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """True for GPT-2's linear layer, which has Wᵀ."""
+    return type(module).__name__ == "Conv1D"
 
 
 def adapter_parameters(model: nn.Module, lora: Lora) -> int:
@@ -146,8 +151,9 @@ def adapter_parameters(model: nn.Module, lora: Lora) -> int:
     count = 0
     for module in target_layers(model, lora).values():
         height, width = module.weight.shape  # type: ignore[misc]
-        outputs = int(width if type(module).__name__ == "Conv1D" else height)
-        count += lora.rank * int(height + width) + (outputs if lora.dora else 0)
+        count += lora.rank * int(height + width)
+        if lora.dora:
+            count += int(width if _is_transposed(module) else height)
     return count
 
 
@@ -160,17 +166,21 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
         names = {name.rpartition(".")[2] for name in layers}
     else:
         names = set(lora.targets)
+    endings = tuple(f".{target}" for target in names)
     eyes = sorted({name.removesuffix(".weight") for name in vision_parameters(model)})  # named alike in some models
-    apart = [name for name in eyes if any(f".{name}".endswith(f".{target}") for target in names)]
+    apart = [name for name in eyes if f".{name}".endswith(endings)]
+    alpha: Any = lora.alpha
+    if alpha == int(alpha):
+        alpha = int(alpha)  # as peft writes it
     return LoraConfig(
         r=lora.rank,
-        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
+        lora_alpha=alpha,
         target_modules=sorted(names),
         exclude_modules=apart or None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
         init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
-        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in layers.values()),
+        fan_in_fan_out=any(map(_is_transposed, layers.values())),
         task_type="SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM",
     )
 
@@ -195,7 +205,8 @@ def plain_weights(model: nn.Module, *, shapes: bool = False) -> Iterator[tuple[s
             lender.load_parameter(name)
         owner, _, suffix = name.partition(".base_layer.")
         if owner in adapted and suffix:
-            yield f"{owner}.{suffix}", weight_of(adapted[owner]) if suffix == "weight" else parameter
+            whole = weight_of(adapted[owner]) if suffix == "weight" else parameter
+            yield f"{owner}.{suffix}", whole
         elif not any(name.startswith(f"{layer}.") for layer in adapted):
             yield name, parameter
 

@@ -43,11 +43,13 @@ class MergedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight, a, b) = grads, ctx.saved_tensors
+        (grad,) = grads
+        x, weight, a, b = ctx.saved_tensors
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = grad @ _merged(x, weight, a, b, ctx.scale)
-        x, grad = x.flatten(0, -2), grad.flatten(0, -2)
+        x = x.flatten(0, -2)
+        grad = grad.flatten(0, -2)
         of_a = (grad @ b.to(x.dtype)).T @ x
         of_b = grad.T @ (x @ a.to(x.dtype).T)
         return of_x, None, None, of_a.to(a.dtype) * ctx.scale, of_b.to(b.dtype) * ctx.scale, None

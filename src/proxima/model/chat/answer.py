@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -61,10 +60,7 @@ def _with_answer(
 ) -> tuple[list[int], list[int], int]:
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
     common prefix."""
-    if isinstance(answer, str):
-        said = {"role": "assistant", "content": answer}
-    else:
-        said = answer
+    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
     if is_begun(prompt):
         *prompt_before, begun = prompt
         chat = [*prompt_before, {**begun, **said, "content": begun["content"] + said["content"]}]
@@ -73,8 +69,13 @@ def _with_answer(
     before = chat_tokens(prompt, tokenizer, arguments, complete=False)
     tokens = chat_tokens(chat, tokenizer, arguments, complete=True)
     special = cast(Any, tokenizer)
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
-    ends = {special.eos_token_id, *(i for i, token in special.added_tokens_decoder.items() if token.special)}
+    common = 0
+    for ours, theirs in zip(before, tokens, strict=False):
+        if ours != theirs:
+            break
+        common += 1
+    ends = {i for i, token in special.added_tokens_decoder.items() if token.special}
+    ends.add(special.eos_token_id)
     end = next((i for i in reversed(range(common, len(tokens))) if tokens[i] in ends), None)
     if end is None or special.decode(tokens[end + 1 :]).strip():
         what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
@@ -96,8 +97,10 @@ def answer_tokens(
 
 def shown_answer(message: Message) -> str:
     """What a message of the assistant says, its tool calls as JSON, for display."""
-    calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
-    return "\n".join([message["content"]] * bool(message["content"]) + calls)
+    texts = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
+    if message["content"]:
+        texts.insert(0, message["content"])
+    return "\n".join(texts)
 
 
 def answer_excerpt(message: Message) -> str:
@@ -136,7 +139,8 @@ def turn_end(tokenizer: Any) -> TurnEnd | None:
         return None
     text = after.strip()
     added = added_tokens(tokenizer).items()
-    token = max(((len(t.content), i) for i, t in added if t.content and text.startswith(t.content)), default=None)
+    begins = [(len(token.content), i) for i, token in added if token.content and text.startswith(token.content)]
+    _, longest = max(begins, default=(0, None))
     if answer:
-        return TurnEnd(text, None if token is None else int(token[1]))
+        return TurnEnd(text, longest)
     return None

@@ -105,10 +105,9 @@ def chat_and_tokens(
         ending = "prompt"
     chat = render_chat(safe, tokenizer, arguments, ending=ending)
     ids = encode_chat(chat, tokenizer)
-    end = None
     if complete and tokenizer.chat_template is None:
-        end = end_of_text(tokenizer)
-    return chat, ids if end is None else [*ids, end]
+        ids = _with_end(ids, tokenizer)
+    return chat, ids
 
 
 def _raw_tokens(
@@ -118,22 +117,25 @@ def _raw_tokens(
     if arguments:
         remedy = "remove data.template_arguments, or map the rows with task.question or task.messages"
         raise UserError(f"a prompt without a chat template reads no {', '.join(arguments)}", remedy=remedy)
-    more = [name for message in messages for name in message if name not in PLAIN | {"raw"}]
-    if more:
-        raise UserError(f"{NOT_A_CHAT}, and no {more[0]}", remedy="map the rows with task.question or task.messages")
+    for message in messages:
+        more = [name for name in message if name not in PLAIN | {"raw"}]
+        if more:
+            remedy = "map the rows with task.question or task.messages"
+            raise UserError(f"{NOT_A_CHAT}, and no {more[0]}", remedy=remedy)
     prompt, *answer = (str(message["content"]) for message in messages)
-    if not messages[0].get("raw") or len(answer) > 1 or any(message["role"] != "assistant" for message in messages[1:]):
+    answered = all(message["role"] == "assistant" for message in messages[1:])
+    if not messages[0].get("raw") or len(answer) > 1 or not answered:
         raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
     ids = _without_end(tokenizer(prompt)["input_ids"], tokenizer)
     for text in answer:
         complete_ids = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
-        extends = complete_ids[: len(ids)] == ids
-        if extends:
+        if complete_ids[: len(ids)] == ids:
             ids = complete_ids
         else:
             ids = ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    end = end_of_text(tokenizer) if complete else None
-    return ids if end is None else [*ids, end]
+    if complete:
+        ids = _with_end(ids, tokenizer)
+    return ids
 
 
 NOT_A_CHAT = "a prompt that is text, without a chat template, has no system prompt and no further turns"
@@ -163,23 +165,25 @@ class SafeMessage:
         self.images: tuple[int, ...] = ()
         if shows:
             self.images = tuple(message.get("images", ()))
+        pieces = [message["content"]]
         if self.images:
             pieces = message["content"].split(IMAGE_PLACEHOLDER)
-        else:
-            pieces = [message["content"]]
-        if self.images and len(pieces) != len(self.images) + 1:
-            what = f"a message has {len(self.images)} images and {IMAGE_PLACEHOLDER} {len(pieces) - 1} times"
-            raise UserError(f"{what}: {message['content']!r:.100}")
+            if len(pieces) != len(self.images) + 1:
+                what = f"a message has {len(self.images)} images and {IMAGE_PLACEHOLDER} {len(pieces) - 1} times"
+                raise UserError(f"{what}: {message['content']!r:.100}")
         safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
         neutral = [_neutral(piece) for piece in pieces]
         self.text = IMAGE_PLACEHOLDER.join(safe)
         named = {name: value for name, value in message.items() if name not in PLAIN}
         if THOUGHT in named:
             named[thought_name(tokenizer)] = named.pop(THOUGHT)
-        self.safe, self.neutral = (
-            {"role": message["role"], **others, "content": _parts(texts) if shows else texts[0]}
-            for texts, others in ((safe, safe_value(named, tokenizer)), (neutral, _neutral_keys(named)))
-        )
+
+        def shown(texts: list[str], others: Mapping[str, Any]) -> Message:
+            content = _parts(texts) if shows else texts[0]
+            return {"role": message["role"], **others, "content": content}
+
+        self.safe = shown(safe, safe_value(named, tokenizer))
+        self.neutral = shown(neutral, _neutral_keys(named))
 
 
 def safe_value(value: Any, tokenizer: Any) -> Any:
@@ -222,7 +226,10 @@ def _parts(texts: Sequence[str]) -> list[dict[str, str]]:
     """The parts of a message with an image between each two texts."""
     parts: list[dict[str, str]] = []
     for number, text in enumerate(texts):
-        parts += [{"type": "image"}] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+        if number > 0:
+            parts.append({"type": "image"})
+        if text:
+            parts.append({"type": "text", "text": text})
     return parts or [{"type": "text", "text": ""}]
 
 
@@ -249,7 +256,10 @@ def render_chat(
     if arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    return "\n".join(message.text for message in messages) + ("\n" if ending == "prompt" else "")
+    text = "\n".join(message.text for message in messages)
+    if ending == "prompt":
+        text += "\n"
+    return text
 
 
 def encode_chat(chat: str, tokenizer: Tokenizer) -> list[int]:
@@ -273,7 +283,10 @@ def encode_part(chat: str, tokenizer: Any) -> list[int]:
             ids += image_tokens(*map(int, part.strip(mark).split())).tolist()
             continue
         text = re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
-        ids += split[part] if part in split else tokenizer(text, add_special_tokens=False)["input_ids"]
+        if part in split:
+            ids += split[part]
+        else:
+            ids += tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -283,7 +296,9 @@ def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> 
     store = image_store_of(tokenizer)
     if store is None:
         return chat
-    numbers = [number for message in messages for number in message.images]
+    numbers = list[int]()
+    for message in messages:
+        numbers += message.images
     mark = image_mark(tokenizer)
     start, *rest = chat.split(store.placeholder)
     if len(rest) != len(numbers):
@@ -335,10 +350,7 @@ def _require_open(
     """
     *before, begun = messages
     content = begun.safe["content"]
-    if isinstance(content, str):
-        text = content
-    else:
-        text = str(content[-1].get("text", ""))
+    text = _last_text(content)
     if not chat.endswith(text):
         raise _not_open(begun.safe, "the chat template changes its text")
     opened = chat.removesuffix(text)
@@ -351,14 +363,17 @@ def _require_open(
 
 
 def _not_open(message: Message, why: str) -> FieldError:
-    content = message["content"]
-    if isinstance(content, str):
-        shown = content
-    else:
-        shown = str(content[-1].get("text", ""))
+    shown = _last_text(message["content"])[:60]
     remedy = "end the chat with the user's message and ask for that beginning there, or repair the template"
     reason = f"ends the prompt with the assistant, whose text can't be continued: {why}"
-    return FieldError("messages", shown[:60], reason, remedy=remedy)
+    return FieldError("messages", shown, reason, remedy=remedy)
+
+
+def _last_text(content: Any) -> str:
+    """The content of a message, or its last part, where it has parts."""
+    if isinstance(content, str):
+        return content
+    return str(content[-1].get("text", ""))
 
 
 def _refuse_made_tokens(
@@ -380,7 +395,9 @@ def _refuse_made_tokens(
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 
 
-STAND_INS, ESCAPED = 0xF0000, 0x100000  # private-use characters: see `_stand_ins`
+# private-use characters: see `_stand_ins`
+STAND_INS = 0xF0000
+ESCAPED = 0x100000
 
 
 def with_stand_ins(text: str, tokenizer: Any) -> str:
@@ -424,6 +441,11 @@ def control_texts(tokenizer: Any) -> tuple[str, ...]:
 @lru_cache(maxsize=16)
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+
+def _with_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    end = end_of_text(tokenizer)
+    return list(ids) if end is None else [*ids, end]
 
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

@@ -103,8 +103,9 @@ def charge_format(text: Any, values: Iterable[Any], *, braces: bool = False) -> 
     values themselves are refused, and what is put into it."""
     if isinstance(text, str):
         for width in _widths(text, braces):
-            is_number = width.isdecimal()
-            charge(int(width[:12]) if is_number else CHARACTERS + 1)
+            if not width.isdecimal():
+                raise TemplateBudgetError(f"it makes texts of more than {CHARACTERS:,} characters")
+            charge(int(width[:12]))
         charge(len(text))
     for value in values:
         charge_written(value)
@@ -203,7 +204,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateBudgetError(f"it has {len(source):,} characters, more than {SOURCE:,}")
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            text = sum(len(data.data) for part in loop.body for data in part.find_all(nodes.TemplateData))
+            text = 0
+            for part in loop.body:
+                text += sum(len(data.data) for data in part.find_all(nodes.TemplateData))
             loop.body.insert(0, nodes.ExprStmt(_filter("charged pass", nodes.Const(text))))
         for concat in list(tree.find_all(nodes.Concat)):
             concat.nodes = [_filter("concatenated text", nodes.List(concat.nodes))]
@@ -236,11 +239,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             text = getattr(wrapped, "__self__", None)
             charge_format(text, (*given, *named.values()), braces=True)
         elif isinstance(owner, str | bytes):
-            given = tuple(list(items) if isinstance(items, Iterator) else items for items in given)
+            given = tuple(map(_listed, given))
             charge_call(name, owner, given, named)
         result = super().call(context, function, *given, **named)
         charge(extent(result))
         return result
+
+
+def _listed(value: Any) -> Any:
+    """An iterator's items, which can be counted before they are used."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def _filter(name: str, node: nodes.Expr) -> nodes.Filter:

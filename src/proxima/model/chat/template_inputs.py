@@ -75,12 +75,13 @@ def _unwritten(
 ) -> list[tuple[str, str]]:
     known = _known(tokenizer, str(tokenizer.chat_template))
     found = list[tuple[str, str]]()
-    settings = tuple(sorted((name, "" if name == "tools" else repr(value)) for name, value in arguments.items()))
+    without = {name: value for name, value in arguments.items() if name != "tools"}
+    settings = (*sorted((name, repr(value)) for name, value in without.items()), "tools" in arguments)
     if arguments.get("tools"):
         shape: tuple[Any, ...] = ("tools", settings, messages[0]["role"])
         if shape not in known:
-            without = {name: value for name, value in arguments.items() if name != "tools"}
-            known[shape] = ("tools",) * (render(messages, arguments) == render(messages, without))
+            ignored = render(messages, arguments) == render(messages, without)
+            known[shape] = ("tools",) if ignored else ()
         found += [("", key) for key in known[shape]]
     for i, message in enumerate(messages):
         filled = frozenset(key for key, value in message.items() if value not in ("", None, [], {}))
@@ -115,8 +116,9 @@ def _ignored(
     calls = message.get("tool_calls", ())
     poorer: dict[str, list[Message]] = {key: [{k: v for k, v in message.items() if k != key}] for key in keys}
     if "tool_calls" in poorer:  # all of them, their names and their arguments
-        shortened = [{**message, "tool_calls": [*calls[:n], *calls[n + 1 :]]} for n in range(len(calls))]
-        poorer["tool_calls"] += shortened if len(calls) > 1 else []
+        if len(calls) > 1:
+            for n in range(len(calls)):
+                poorer["tool_calls"].append({**message, "tool_calls": [*calls[:n], *calls[n + 1 :]]})
         for n, call in enumerate(calls):
             for field, other in (("name", "x" + call["function"]["name"]), ("arguments", {"x": 0})):
                 changed = {**call, "function": {**call["function"], field: other}}
@@ -191,14 +193,8 @@ def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
     for name in unread(tokenizer, arguments):
         theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
         near = difflib.get_close_matches(name, theirs, 1)
-        if near:
-            remedy = f"did you mean {near[0]!r}?"
-        else:
-            remedy = f"it reads {', '.join(theirs) or 'none'}"
-        if name in SET_HERE:
-            reason = "is set by proxima"
-        else:
-            reason = "is not read by the model's chat template"
+        remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
+        reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
         raise FieldError(f"data.template_arguments.{name}", arguments[name], reason, remedy=remedy)
 
 

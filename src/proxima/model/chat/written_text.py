@@ -107,8 +107,10 @@ def _ends_a_turn(tokenizer: Any, token: int) -> bool:
         return True
     if token not in known or not known[token].special:
         return False
-    closing = known[token].content
-    return not closing.startswith("</") or closing.replace("</", "<") not in {added.content for added in known.values()}
+    text = known[token].content
+    if not text.startswith("</"):
+        return True
+    return text.replace("</", "<") not in {added.content for added in known.values()}
 
 
 # ---- the beginning that a prompt has ---------------------------------------------------------------------------------
@@ -120,10 +122,7 @@ def prompt_and_beginning(
     """The token ids of a chat, ready for the answer (`prompt_tokens`), and the beginning of the answer that they
     have."""
     chat, tokens = chat_and_tokens(messages, tokenizer, arguments, complete=False)
-    if is_begun(messages):
-        content = messages[-1]["content"]
-    else:
-        content = ""
+    content = messages[-1]["content"] if is_begun(messages) else ""
     return np.array(tokens, np.int32), answer_beginning(chat, tokenizer, arguments, content)
 
 
@@ -136,15 +135,14 @@ def answer_beginning(chat: str | None, tokenizer: Tokenizer, arguments: Mapping[
     """
     if chat is None or tokenizer.chat_template is None:
         return content
+    before = chat
     if content:
         before = chat.removesuffix(with_stand_ins(content, tokenizer))
-    else:
-        before = chat
     named = json.dumps({name: value for name, value in arguments.items() if name != "tools"}, default=repr)
     untyped: Any = tokenizer
     header, opened = _answer_header(untyped, str(tokenizer.chat_template), named)
-    if header and (place := before.rfind(header)) >= 0:
-        opened = before[place + len(header) :]
+    if header and header in before:
+        opened = before.rpartition(header)[2]
     elif not opened or not before.endswith(opened):
         opened = ""
     return CLOSES_THOUGHT.split(opened)[-1] + content

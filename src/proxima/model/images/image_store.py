@@ -133,12 +133,10 @@ class ImageStore:
         self._read_index()
 
     def _read_index(self) -> None:
-        if self.folder is None:
-            self._names = []
-        else:
-            self._names = read_names(self.folder)
+        self._names = [] if self.folder is None else read_names(self.folder)
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        self._indexed, self._crc = len(self._names), checksum(self._names)
+        self._indexed = len(self._names)
+        self._crc = checksum(self._names)
 
     def shared_folder(self) -> Path:
         """The folder that another process may `follow`; a temporary one if they were in memory alone."""
@@ -179,11 +177,16 @@ class ImageStore:
     def _read(self, number: int) -> tuple[bytes, "Image"]:
         from PIL import Image
 
-        content = _drawn() if number == PROBE else self._unwritten.get(name := self.name(number))
-        if content is not None:
-            return content, Image.open(io.BytesIO(content)).convert("RGB")
-        assert self.folder is not None
-        return read_image(self.folder, name)
+        content: bytes | None
+        if number == PROBE:
+            content = _drawn()
+        else:
+            name = self.name(number)
+            content = self._unwritten.get(name)
+        if content is None:
+            assert self.folder is not None
+            return read_image(self.folder, name)
+        return content, Image.open(io.BytesIO(content)).convert("RGB")
 
     def name(self, number: int) -> str:
         """The SHA-256 of an image: its file is NAME.png."""
@@ -200,10 +203,12 @@ class ImageStore:
         if kept is None:
             kept = self._process(number)
             with self._lock:
-                self._bytes += 0 if number in self._processed else _size(kept)
+                if number not in self._processed:
+                    self._bytes += _size(kept)
                 self._processed[number] = kept
                 while self._bytes > PROCESSED and len(self._processed) > 1:
-                    self._bytes -= _size(self._processed.pop(next(iter(self._processed))))
+                    oldest = next(iter(self._processed))
+                    self._bytes -= _size(self._processed.pop(oldest))
         return kept
 
     def _process(self, number: int) -> tuple[str, dict[str, Tensor]]:
@@ -221,8 +226,10 @@ class ImageStore:
             self._grids[number] = pixels["image_grid_thw"][0].tolist()
             patches = int(pixels["image_grid_thw"].prod())
             return self.token * (patches // vision.spatial_merge_size**2), pixels
-        (rows,), (columns,) = pixels.pop("rows")[0:1], pixels.pop("cols")[0:1]
-        own = self.token * int((vision.image_size // vision.patch_size) ** 2 / self.config.scale_factor**2)
+        rows = pixels.pop("rows")[0]
+        columns = pixels.pop("cols")[0]
+        patches = (vision.image_size // vision.patch_size) ** 2
+        own = self.token * int(patches / self.config.scale_factor**2)
         return _tiles(int(np.max(rows)), int(np.max(columns)), own), pixels
 
     def grid(self, number: int) -> list[int]:
@@ -248,10 +255,10 @@ class ImageStore:
             runs = re.split(f"((?:{re.escape(self.token)})+)", text)
             lengths = [run.count(self.token) for run in runs]
             firsts = [0, *accumulate(lengths)]
-            self._texts[number] = "".join(
-                f"{mark}{number} {length} {first}{mark}" if length else run
-                for run, length, first in zip(runs, lengths, firsts, strict=False)
-            )
+            pieces = []
+            for run, length, first in zip(runs, lengths, firsts, strict=False):
+                pieces.append(f"{mark}{number} {length} {first}{mark}" if length else run)
+            self._texts[number] = "".join(pieces)
         return self._texts[number]
 
     def numbered(self, messages: Sequence[Message], images: Sequence["Image"]) -> tuple[Message, ...]:
@@ -265,7 +272,9 @@ class ImageStore:
         left = [self.add(image) for image in images]
         for message in _marked(messages, len(images)):
             count = _marks(message)
-            out.append({**message, "images": left[:count]} if count else message)
+            if count:
+                message = {**message, "images": left[:count]}
+            out.append(message)
             left = left[count:]
         return tuple(out)
 
@@ -311,8 +320,9 @@ class ImageStore:
         if not self.lines:
             return own
         id_of: Any = self.plain.convert_tokens_to_ids
-        first, last = id_of(self.placeholder), id_of(self.closing)
-        return own[own.index(first) : own.index(last) + 1]
+        first = own.index(id_of(self.placeholder))
+        last = own.index(id_of(self.closing))
+        return own[first : last + 1]
 
     def _without(self, tokens: list[int], text: str, *, first: bool) -> list[int]:
         """The tokens without a text with which they begin, or end; its tokens may have been joined with others.
@@ -324,12 +334,12 @@ class ImageStore:
             at = 0 if first else len(tokens) - 1
             own = str(self.plain.decode(tokens[at : at + 1]))
             short, long = sorted((own, text), key=len)
-            if not short or not (long.startswith(short) if first else long.endswith(short)):
+            agrees = long.startswith(short) if first else long.endswith(short)
+            if not short or not agrees:
                 raise ValueError
             left = long[len(short) :] if first else long[: -len(short)]
-            if len(own) <= len(text):
-                kept = []
-            else:
+            kept = []
+            if len(own) > len(text):
                 kept = self.plain(left, add_special_tokens=False)["input_ids"]
             if first:
                 tokens = [*kept, *tokens[1:]]
@@ -394,12 +404,17 @@ def _tiles(rows: int, columns: int, own: str) -> str:
         "".join(f"{edge}<row_{row}_col_{column}>{own}" for column in range(1, columns + 1)) + "\n"
         for row in range(1, rows + 1)
     ]
-    return "".join(lines) + ("\n" if lines else "") + f"{edge}<global-img>{own}{edge}"
+    if lines:
+        lines.append("\n")
+    return "".join(lines) + f"{edge}<global-img>{own}{edge}"
 
 
 def _marks(message: Message) -> int:
     """The images that a message shows; what the system or the model writes is text."""
-    return message["content"].count(IMAGE_PLACEHOLDER) if message["role"] in ("user", "tool") else 0
+    if message["role"] not in ("user", "tool"):
+        return 0
+    content: str = message["content"]
+    return content.count(IMAGE_PLACEHOLDER)
 
 
 def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:

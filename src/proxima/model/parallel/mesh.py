@@ -47,7 +47,9 @@ def rank_device(device: str = "auto") -> torch.device:
     """The device of this rank: cuda:LOCAL_RANK for any CUDA device, and for `auto` if there is one, else the CPU."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu" if device == "auto" else device)
+    if device == "auto":
+        return torch.device("cpu")
+    return torch.device(device)
 
 
 def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
@@ -69,11 +71,8 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
         copy = sharding.tensor_parallel
     for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.ranks_per_share)):
         if world % needed or (sharding.kind == "hybrid" and copy % needed):
-            by_node = copy and not copy % sharding.ranks_per_share
-            if by_node:
-                within = f"the {copy} ranks of a node"
-            else:
-                within = f"the {world} ranks"
+            by_node = copy and copy % sharding.ranks_per_share == 0
+            within = f"the {copy} ranks of a node" if by_node else f"the {world} ranks"
             bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
             raise FieldError(name, getattr(sharding, name), bound)
     shards = (copy or world) // sharding.tensor_parallel
@@ -88,26 +87,31 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
     """`copy`: the number of ranks of one copy of the weights; 0: all ranks, without a dimension of copies."""
     world = dist.get_world_size(group)
     tensor = sharding.tensor_parallel
-    copies = world // (copy or world)
     shards = (copy or world) // tensor
 
     def laid_out(**sizes: int) -> Any:
         kept = {name: size for name, size in sizes.items() if size > 0}
         return init_device_mesh(kind, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
-    axes = ("replicate", "shard") if copy else ("shard",)
+    # 0: without such a dimension
+    copies = world // copy if copy else 0
     split = tensor if tensor > 1 else 0
-    mesh = laid_out(replicate=copies if copy else 0, shard=shards, tensor=split)
-    context = expert = expert_shards = None
+    axes = ("replicate", "shard") if copy else ("shard",)
+    mesh = laid_out(replicate=copies, shard=shards, tensor=split)
+    weights = mesh[axes] if split else mesh
+    of_tensors = mesh["tensor"] if split else None
+    context = None
+    expert = None
+    expert_shards = None
     if sharding.context_parallel > 1:
         parts = sharding.context_parallel
         context = laid_out(share=world // (parts * tensor), context=parts, tensor=tensor)["context"]
     if sharding.expert_parallel > 1:
         count = sharding.expert_parallel
-        parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)
+        parts = laid_out(replicate=copies, shard=shards // count, expert=count, tensor=split)
         expert = parts["expert"]
         expert_shards = parts[axes]
-    return Meshes(mesh[axes] if split else mesh, mesh["tensor"] if split else None, context, expert, expert_shards)
+    return Meshes(weights, of_tensors, context, expert, expert_shards)
 
 
 class _Exchange(torch.autograd.Function):
