@@ -78,7 +78,8 @@ def compared(values: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], purpose: Purpose) -> Iterator[tuple[str, Any, Any]]:
     """Yield fields that differ but must not: path, value before, value now; `ABSENT` on a side without the field."""
-    first, second = compared(before, purpose), compared(now, purpose)
+    first = compared(before, purpose)
+    second = compared(now, purpose)
     for path in dict.fromkeys([*second, *first]):
         pair = first.get(path, ABSENT), second.get(path, ABSENT)
         if path == "data.template_date" and (pair[0] is ABSENT or pair[1] is None):

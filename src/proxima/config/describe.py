@@ -96,10 +96,7 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
             hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
             text = next((note for note in notes if isinstance(note, str)), "")
             slot = next((note for note in notes if isinstance(note, Slot)), None)
-            if field.default_factory is MISSING:
-                default = field.default
-            else:
-                default = field.default_factory()
+            default = field.default if field.default_factory is MISSING else field.default_factory()
             infos.append(FieldInfo(field.name, hint, text, default, slot, cls))
     return tuple(infos)
 

@@ -76,7 +76,9 @@ FAMILIES = {family.name: family for family in (TRAIN, *OFFLINE)}
 
 def family_of(layers: Sequence[Node]) -> Family:
     """The family of a recipe; `TRAIN` if it has no other family's section."""
-    written = {key for layer in layers for key in layer.mapping or ()}
+    written = set[str]()
+    for layer in layers:
+        written |= (layer.mapping or {}).keys()
     return next((family for family in OFFLINE if family.own in written), TRAIN)
 
 
@@ -94,4 +96,7 @@ def family_name(config: Any) -> str:
 
 def is_recipe_field(path: str) -> bool:
     """True if the first part of a dotted path is a field of some family's recipes."""
-    return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))
+    known = set[str]()
+    for family in FAMILIES.values():
+        known |= {info.name for info in fields_of(family.root)}
+    return path.partition(".")[0] in known

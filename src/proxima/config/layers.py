@@ -25,8 +25,10 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node
     """
     config = root_field(root)
     tree = Node({}, layers[-1].source)
-    files = [text for text in overrides if text.startswith(FILE)]
-    over = [layer for file in files for layer in read_recipe(file.removeprefix(FILE))]
+    over = list[Node]()
+    for text in overrides:
+        if text.startswith(FILE):
+            over += read_recipe(text.removeprefix(FILE))
     values = [text for text in overrides if not text.startswith(FILE)]
     for layer in [*layers, *over, read_overrides(values, config)]:
         tree = _with_section_presets(merge(tree, _with_list_presets(layer, root), config), root)
@@ -59,20 +61,24 @@ def _with_list_presets(layer: Node, cls: type) -> Node:
             continue
         if info.slot is not None and info.slot.presets:
             fields[info.name] = _expanded(node, info.slot, table_of(info.slot.presets))
-        elif (inner := info.section) is not None:
-            fields[info.name] = _with_list_presets(node, inner)
+        elif info.section is not None:
+            fields[info.name] = _with_list_presets(node, info.section)
     return replace(layer, value=fields)
 
 
 def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[Any]]) -> Node:
     if node.items is not None:
-        parts = [_expanded(child, slot, presets) for child in node.items]
-        expanded = [part.items if part.items is not None else [part] for part in parts]
-        return replace(node, value=[child for children in expanded for child in children])
+        children = list[Node]()
+        for child in node.items:
+            part = _expanded(child, slot, presets)
+            if part.items is None:
+                children.append(part)
+            else:
+                children += part.items
+        return replace(node, value=children)
+    name = node
     if node.mapping and node.mapping.keys() == {"kind"}:
         name = node.mapping["kind"]
-    else:
-        name = node
     if not isinstance(name.value, str) or name.value not in presets:
         return node
     kinds = kinds_of(slot)
@@ -99,9 +105,11 @@ def with_evaluation_defaults(sections: Mapping[str, Node], training: Node | None
     evaluation = fields.get("eval")
     if evaluation is None or evaluation.mapping is None:
         return fields
-    task, every = evaluation.mapping.get("task"), evaluation.mapping.get("every")
+    task = evaluation.mapping.get("task")
+    every = evaluation.mapping.get("every")
     if task is None or task.value is None:
-        if task is not None and task.source == COMMAND_LINE and every is not None and every.source.origin == "file":
+        removed = task is not None and task.source == COMMAND_LINE
+        if removed and every is not None and every.source.origin == "file":
             none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
             fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
         return fields
@@ -147,10 +155,7 @@ def with_held_out_part(
 def _holds_out(task: Node, slot: Slot, import_code: bool) -> bool:
     """True if a task, or one of the tasks that its kind combines, sets the share of its rows that is held out."""
     cls = _class_of(task, slot, import_code)
-    if cls is None:
-        fields = {}
-    else:
-        fields = {info.name: info for info in fields_of(cls)}
+    fields = {} if cls is None else {info.name: info for info in fields_of(cls)}
     if "part" not in fields:
         return False
     if "held_out" in fields and task.at("held_out") is not None:
@@ -199,14 +204,16 @@ def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> 
         return evaluation
     samples = evaluation.at("samples")
     several = isinstance(samples, int) and samples > 1
+    below = dict[str, Node]()
+    keys = ["max_tokens", "stop"]
     if several:
-        below = {}
+        keys = ["temperature", "top_k", "top_p", "min_p", *keys]
     else:
-        below = {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
-    for key in (*(("temperature", "top_k", "top_p", "min_p") if several else ()), "max_tokens", "stop"):
+        below["temperature"] = Node(0.0, Source("default, evaluation is greedy", "default"), "0")
+    for key in keys:
         if training and training.mapping and key in training.mapping:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
-    sampling = Node(dict(below), DEFAULT)
+    sampling = Node(below, DEFAULT)
     written = evaluation.mapping.get("sampling")
     if written is not None and written.value is not None:
         sampling = merge(sampling, written, info)
@@ -278,13 +285,14 @@ def with_sources_own_rewards(fields: Mapping[str, Node]) -> dict[str, Node]:
     if written is not None and written.value not in (None, []):
         return dict(fields)
     evaluated = fields.get("eval")
-    sets = None
-    if evaluated is not None:
-        sets = (evaluated.mapping or {}).get("sets")
-    tasks = [fields.get("task"), (evaluated.mapping or {}).get("task") if evaluated is not None else None]
+    evaluation = (evaluated.mapping or {}) if evaluated else {}
+    tasks = [fields.get("task"), evaluation.get("task")]
     needing = [task for task in tasks if task is not None and task.value is not None]
-    for each in (sets.items or ()) if sets is not None else ():
-        if not each.at("reward") and (task := (each.mapping or {}).get("task")) is not None:
+    sets = evaluation.get("sets")
+    held_out = (sets.items or []) if sets else []
+    for each in held_out:
+        task = (each.mapping or {}).get("task")
+        if task is not None and not each.at("reward"):
             needing.append(task)
     if not needing or not all(_sources_have_rewards(task) for task in needing):
         return dict(fields)

@@ -3,7 +3,7 @@
 `proxima peers convert` translates whole files of options. To add a name: append it to those of its field.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from proxima.config.describe import all_fields, fields_of, kinds_of
 from proxima.config.families import FAMILIES
@@ -78,13 +78,14 @@ def misnamed_field(path: str, label: str, node: Node, cls: type, slot: Slot | No
     elsewhere = paths if nearest(name, names) is None else ()
     remedy = place_of_name(name, parent, slot, elsewhere) or suggestion(name, names)
     if trained:
-        kinds = ", ".join(family.name if family.own else "RL" for family in trained)
-        remedy = f"only {kinds} recipes have it"
-    *_, section, last = ("", *path.split("."))
+        kinds = [family.name if family.own else "RL" for family in trained]
+        remedy = f"only {', '.join(kinds)} recipes have it"
+    *_, section, last = ["", *path.split(".")]
     whole = whole_path(path, paths)
+    ours = our_name(section, last, paths)
     if whole:
         remedy = f"did you mean {whole}?"
-    elif ours := our_name(section, last, paths):
+    elif ours:
         remedy = f"proxima calls it {ours}"
     if node.source.text.partition(":")[0].endswith("/config.yaml"):
         remedy += "; if another version began this run, delete the line and resume with --accept-changes"
@@ -108,14 +109,18 @@ def whole_path(wrong: str, paths: Collection[str]) -> str | None:
     """The path of `paths` that ends like `wrong`, each part the same or mistyped: `surogate.delta` is
     `algorithm.surrogate.delta`. None if there is none, or several."""
     parts = wrong.split(".")
-    found = [
-        path
-        for path in paths
-        if len(path.split(".")) > len(parts) > 1
-        and path.rpartition(".")[2] == parts[-1]
-        and all(nearest(a, [b]) for a, b in zip(parts[:-1], path.split(".")[-len(parts) :], strict=False))
-    ]
+    if len(parts) == 1:
+        return None
+    found = [path for path in paths if _ends_like(path.split("."), parts)]
     return found[0] if len(found) == 1 else None
+
+
+def _ends_like(path: Sequence[str], parts: Sequence[str]) -> bool:
+    """True for a longer path whose last part is the same, and those before it the same or mistyped."""
+    if len(path) <= len(parts) or path[-1] != parts[-1]:
+        return False
+    end = path[-len(parts) :]
+    return all(nearest(ours, [theirs]) for ours, theirs in zip(parts[:-1], end[:-1], strict=True))
 
 
 def place_of_name(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:

@@ -57,7 +57,10 @@ def outcomes_of(config: Any) -> list[Outcome]:
     """The outcomes on this machine that can be known before a model is loaded."""
     dtypes = list(dtype_outcomes(config))
     decided, _ = settled(config, None, dtypes)
-    return [*dtypes, *(outcome for find in OUTCOMES for outcome in find(decided))]
+    outcomes = list(dtypes)
+    for find in OUTCOMES:
+        outcomes += find(decided)
+    return outcomes
 
 
 def explained_outcomes(config: Any) -> list[Outcome]:
@@ -92,9 +95,11 @@ def dtype_outcomes(config: Any) -> Iterator[Outcome]:
             yield Outcome(path, "bfloat16", f"the weights are ({path.removesuffix('compute_dtype')}dtype)")
         elif path == "model.compute_dtype" and _gathers_bfloat16(config):
             yield Outcome(path, "bfloat16", "the weights are gathered in it (placement.sharding.param_dtype)")
-        elif (device := _device_of(config, owner)) is not None:
-            choice = dtype_choice(device)
-            yield Outcome(path, choice.dtype, choice.reason)
+        else:
+            device = _device_of(config, owner)
+            if device is not None:
+                choice = dtype_choice(device)
+                yield Outcome(path, choice.dtype, choice.reason)
 
 
 def dtype_paths(config: Any) -> list[str]:
@@ -154,10 +159,7 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
         if path == "engine.transfer" and starts_servers(config.placement):
             known = _way_to_placed(config)
         else:
-            if answer is None:
-                known = None
-            else:
-                known = answer(path.rpartition(".")[2])
+            known = None if answer is None else answer(path.rpartition(".")[2])
         if known is not None:
             yield Outcome(path, *known)
 
@@ -176,13 +178,16 @@ def _way_to_placed(config: Any) -> tuple[str, str] | None:
         beyond, _ = way_to_placed(place, engine, adapter_rank=rank, elsewhere=True)
     except FieldError as error:
         return kind, f"{reason}; on several nodes engine.{error.field} {error.requirement}"
-    return kind, reason if beyond == kind else f"{reason}; {beyond} if they are on several nodes"
+    if beyond != kind:
+        reason = f"{reason}; {beyond} if they are on several nodes"
+    return kind, reason
 
 
 def environment_outcomes(config: Any) -> Iterator[Outcome]:
     """The outcomes of arguments of environments, which their kinds know."""
     for path, task in played_in(config).items():
-        for name, known in (_agent_outcomes if agent_of(task) else _argument_outcomes)(task):
+        outcomes = _agent_outcomes(task) if agent_of(task) else _argument_outcomes(task)
+        for name, known in outcomes:
             yield Outcome(f"{path}.environment.{name}", *known)
 
 
@@ -205,10 +210,9 @@ def _argument_outcomes(task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     if answer is None:
         return
     for name, parameter in inspect.signature(cls).parameters.items():
+        value = parameter.default
         if isinstance(given, Mapping):
-            value = given.get(name, parameter.default)
-        else:
-            value = parameter.default
+            value = given.get(name, value)
         known = answer(name) if value == AUTO else None
         if known is not None:
             yield name, known
@@ -416,7 +420,9 @@ def kernel_outcomes(config: Any) -> Iterator[Outcome]:
     reason = unavailable()
     if reason is not None:
         yield Outcome("kernels", "eager torch", reason)
-    elif (reason := unavailable(PRODUCTS)) is not None:
+        return
+    reason = unavailable(PRODUCTS)
+    if reason is not None:
         yield Outcome("kernels", "C++ for training alone", reason)
 
 

@@ -30,9 +30,8 @@ class Problem:
     source: str | None = None
 
     def __str__(self) -> str:
-        if self.value is None:
-            shown = ""
-        else:
+        shown = ""
+        if self.value is not None:
             shown = f"={abbreviated(without_secrets(self.value), LONGEST_VALUE)}"
         where = "" if self.source is None else f" ({self.source})"
         said = f"{abbreviated(self.path, LONGEST_VALUE)}{shown}{where}: {abbreviated(self.message, LONGEST_LINE)}"

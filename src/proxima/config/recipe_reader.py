@@ -92,15 +92,10 @@ def _parse(text: str, name: str) -> Node | None:
 
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
-    place = f"{name}:{node.start_mark.line + 1}"
-    if node.start_mark.line + 1 in loader.stand_ins:
-        mark = f", {FILL_IN}"
-    else:
-        mark = ""
-    if name == COMMAND_LINE.text:
-        source = COMMAND_LINE
-    else:
-        source = Source(f"{place}{mark}")
+    line = node.start_mark.line + 1
+    place = f"{name}:{line}"
+    mark = f", {FILL_IN}" if line in loader.stand_ins else ""
+    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{place}{mark}")
     loader.converted += 1
     if loader.converted > MOST_NODES:
         raise one_problem(
@@ -184,14 +179,12 @@ def no_text(path: Path, error: OSError | UnicodeDecodeError) -> ConfigError:
     if not isinstance(error, OSError):
         return one_problem(name, "is not UTF-8 text; a recipe is a YAML file")
     near = near_recipe(path)
+    remedy = "give a YAML file, a run folder, or a name of `proxima list recipes`"
     if near:
         remedy = f"did you mean {near}?"
-    else:
-        remedy = "give a YAML file, a run folder, or a name of `proxima list recipes`"
+    reason = f"can't be read ({error.strerror})"
     if isinstance(error, FileNotFoundError):
         reason = "no such recipe"
-    else:
-        reason = f"can't be read ({error.strerror})"
     return one_problem(name, f"{reason}; {remedy}")
 
 
@@ -204,7 +197,9 @@ def not_yaml(name: str, error: yaml.YAMLError | RecursionError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
     line = f":{mark.line + 1}" if mark else ""
     words = in_plain_words(error)
-    return one_problem(f"{name}{line}", words if words.startswith(("the tag", "a number")) else f"not YAML: {words}")
+    if not words.startswith(("the tag", "a number")):
+        words = f"not YAML: {words}"
+    return one_problem(f"{name}{line}", words)
 
 
 def near_recipe(path: Path) -> str | None:

@@ -91,13 +91,13 @@ class Resolved(Generic[Root]):
         try:
             yield
         except (FieldError, FieldErrors) as raised:
-            if isinstance(raised, FieldErrors):
-                errors = raised.errors
-            else:
-                errors = (raised,)
-            problems = [problem for error in errors if (problem := self._problem_of(error)) is not None]
-            if len(problems) < len(errors):
-                raise
+            errors = raised.errors if isinstance(raised, FieldErrors) else (raised,)
+            problems = list[Problem]()
+            for error in errors:
+                problem = self._problem_of(error)
+                if problem is None:
+                    raise
+                problems.append(problem)
             raise ConfigError(problems) from raised
 
     def _problem_of(self, error: FieldError) -> Problem | None:
@@ -105,10 +105,9 @@ class Resolved(Generic[Root]):
         at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
         if at is None:
             return None
+        value = to_json(error.value)
         if at.path == error.field and error.value != HIDDEN:
             value = at.value
-        else:
-            value = to_json(error.value)
         return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)
 
 
@@ -121,9 +120,8 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     Args:
         earlier: a file that this wrote before, if there is one: a value that was read from it keeps its comment there.
     """
-    if earlier is None or not earlier.is_file():
-        said = []
-    else:
+    said = list[str]()
+    if earlier is not None and earlier.is_file():
         said = earlier.read_text(encoding="utf-8").splitlines()
     comments = ((number, line.rpartition("  # ")[2]) for number, line in enumerate(said, 1) if "  # " in line)
     kept = {f"{shown_path(earlier or Path())}:{number}": comment for number, comment in comments}
@@ -134,10 +132,7 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
-    if resolved.recipe:
-        header = f"# Resolved from {resolved.recipe}; each value with its origin.\n"
-    else:
-        header = ""
+    header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
     if any(entry.where in kept for entry in resolved.entries):
         header = f"{said[0]}\n" if said[0].startswith("# ") else ""  # a recipe that came from Python has none
     return f"{header}{body}\n"
@@ -171,6 +166,7 @@ def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], mar
             inner = yaml_lines(child[index], leaf, f"{margin}    ")
             first = next(i for i, (text, _) in enumerate(inner) if not text.lstrip().startswith("#"))
             for at, (text, comment) in enumerate(inner[: first + 1]):
-                lines.append((f"{margin}  {'- ' if at == first else ''}{text.lstrip()}", comment))
+                dash = "- " if at == first else ""
+                lines.append((f"{margin}  {dash}{text.lstrip()}", comment))
             lines += inner[first + 1 :]
     return lines

@@ -61,7 +61,8 @@ def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
     if len(text) > MAX_DIGITS:
         said = f"a number of {len(text):,} digits, at most {MAX_DIGITS} can be read"
         raise yaml.MarkedYAMLError(problem=said, problem_mark=node.start_mark)
-    return int(text, 16 if "0x" in text else 10)
+    base = 16 if "0x" in text else 10
+    return int(text, base)
 
 
 Loader.add_constructor(_TAG + "int", _construct_int)

@@ -75,17 +75,17 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
         kind, package, requirement = PACKAGES.get(entry.path, (None, "", ""))
         used = entry.value not in (None, False) and kind in ("", entry.value)
         name = re.sub(r"(\.\d+)?\.kind$", "", entry.path).rpartition(".")[2]
-        # of an environment
-        if isinstance(entry.value, dict):
-            value = entry.value.get("kind")
-        else:
-            value = entry.value
+        value = entry.value
+        if isinstance(value, dict):  # of an environment
+            value = value.get("kind")
         if isinstance(value, str) and (name, value) in PACKAGES_OF_KINDS:
-            used, (package, requirement) = True, PACKAGES_OF_KINDS[name, value]
+            used = True
+            package, requirement = PACKAGES_OF_KINDS[name, value]
         if used and importlib.util.find_spec(package) is None:
             yield entry.path, _missing(package, requirement)
     for path, task in data_section.played_in(r.config).items():
-        for package, requirement in (getattr(data_section.environment_class(task), "needs", {})).items():
+        needs = getattr(data_section.environment_class(task), "needs", {})
+        for package, requirement in needs.items():
             if importlib.util.find_spec(package) is None:
                 yield f"{path}.environment", _missing(package, requirement)
 
@@ -236,5 +236,6 @@ def _problems(resolved: Resolved[Any], checks: Sequence[Check]) -> list[Problem]
         names = inspect.signature(check).parameters
         if names.keys() <= sections.keys():
             for finding in check(**{name: sections[name] for name in names}):
-                problems.append(finding if isinstance(finding, Problem) else resolved.problem(*finding))
+                problem = finding if isinstance(finding, Problem) else resolved.problem(*finding)
+                problems.append(problem)
     return problems

@@ -108,7 +108,8 @@ class ComputeThread:
                 if not thread.ident:
                     thread.start()
                 # A signal just before a wait is only noticed after it, so a wait without a job times out periodically.
-                job = jobs.get(timeout=GRACE_SECONDS if interrupted else POLL_SECONDS)
+                seconds = GRACE_SECONDS if interrupted else POLL_SECONDS
+                job = jobs.get(timeout=seconds)
                 if job is None:
                     break
                 if interrupted is None:

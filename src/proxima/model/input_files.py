@@ -86,14 +86,20 @@ def open_input(
     if place is None or not place.is_dir():
         return None
     config = read_json(path, place / CONFIG)
-    unused = unused_names(model, _pickled_names(place) if files is None else files)
-    kept = files is not None and not scalar and not config.get("quantization_config")
+    names = _pickled_names(place) if files is None else files
+    unused = unused_names(model, names)
+    stored: dict[str, StoredTensor] = {}
+    left_out: tuple[str, ...] = ()
+    if files is not None and not scalar and not config.get("quantization_config"):
+        stored = _stored(unused, files)
+    else:
+        left_out = tuple(name for name in unused if not name.endswith("lm_head.weight"))
     return InputFiles(
         config=config,
         settings=_open_settings(place),
         tokenizer=tokenizer_facts(tokenizer),
-        unused=_stored(unused, files or {}) if kept else {},
-        left_out=() if kept else tuple(name for name in unused if not name.endswith("lm_head.weight")),
+        unused=stored,
+        left_out=left_out,
     )
 
 
@@ -107,10 +113,7 @@ def left_out_note(names: Sequence[str]) -> str | None:
     """Says which weights are left out; None if there are none."""
     if not names:
         return None
-    if len(names) == 1:
-        which = names[0]
-    else:
-        which = f"{names[0]} to {names[-1]}"
+    which = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     return f"{len(names):,} weights of the model's files are not used, and left out of what is written: {which}"
 
 

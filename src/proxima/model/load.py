@@ -78,9 +78,8 @@ def load(
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
             raise FieldError("model.path", path, "is an adapter; model.lora can't add another one to it", remedy=remedy)
-        load_plain = partial(
-            _load_plain, dtype=dtype, device=device if sharding is None else "cpu", max_length=max_length
-        )
+        whole_on = device if sharding is None else "cpu"
+        load_plain = partial(_load_plain, dtype=dtype, device=whole_on, max_length=max_length)
         merged = load_merged(path, lambda base, version: load_plain(base, revision=version))
         return on_ranks(merged, sharding, device)
     load_base = partial(_load_plain, path, revision=revision, dtype=dtype, max_length=max_length)
@@ -88,7 +87,8 @@ def load(
         return on_ranks(load_base(device=device, sharding=sharding), sharding, device)
 
     if sharding is None or lora.dora:  # whose norms are of the whole weights
-        loaded = load_base(device=device if sharding is None else "cpu")
+        whole_on = device if sharding is None else "cpu"
+        loaded = load_base(device=whole_on)
     else:
         prepare = partial(start_adapter, lora=lora, base=base_in_memory(path, revision, dtype), seed=seed)
         loaded = load_base(device=device, sharding=sharding, prepare=prepare)
@@ -192,7 +192,8 @@ def load_weights(
         reader, path, revision, "can't be loaded", dtype=dtype, output_loading_info=True, **options
     )
     missing = sorted(report["missing_keys"])
-    if lost := [name for name in missing if name not in may_lack]:  # Hugging Face draws them at random and only warns
+    lost = [name for name in missing if name not in may_lack]
+    if lost:  # Hugging Face draws them at random and only warns
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
     suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]

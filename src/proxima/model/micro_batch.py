@@ -1,6 +1,7 @@
 """Splits an update into micro-batches by a token budget, so that memory is bounded whatever the lengths are."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from proxima.data.packed_batch import common_prompt_prefix, common_response_prefix
 from proxima.data.trajectory import Trajectory
@@ -21,7 +22,8 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
     out: list[list[int]] = []
     used = 0
     for i, item in enumerate(items):
-        cost = tokens_laid_out(item, share_prompt, items[i - 1][-1].group if i else None)
+        group = items[i - 1][-1].group if i else None
+        cost = tokens_laid_out(item, share_prompt, group)
         if not out or used + cost > budget:
             out.append([])
             used = 0
@@ -35,8 +37,10 @@ def tokens_laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int |
     """The tokens of an item that count towards the budget, after a sequence of `group`."""
     total = 0
     for trajectory in item:
+        total += max(0, len(trajectory.tokens) - 1)
         shares = share_prompt and trajectory.group == group
-        total += max(0, len(trajectory.tokens) - 1) + (0 if shares else len(trajectory.prompt_tokens))
+        if not shares:
+            total += len(trajectory.prompt_tokens)
         group = trajectory.group
     return total
 
@@ -47,10 +51,11 @@ def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
     total = 0
     opener = None
     before = None
-    for trajectory in (trajectory for item in items for trajectory in item):
+    for trajectory in chain.from_iterable(items):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
         if before is None or before.group != trajectory.group:
-            total -= common_prompt_prefix(opener, trajectory) if share_prompt and opener is not None else 0
+            if share_prompt and opener is not None:
+                total -= common_prompt_prefix(opener, trajectory)
             opener = trajectory
         elif share_prompt:
             total -= len(trajectory.prompt_tokens) + common_response_prefix(before, trajectory)

@@ -93,6 +93,7 @@ class ModelSource:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in
         `saved`."""
         has_head = saved is not None and self.lora is None
+        new_head = None if has_head else head_std
         path, revision, lora = self._location(saved)
         self._grow_segments()
         loaded = load_scalar_model(
@@ -100,7 +101,7 @@ class ModelSource:
             revision=revision,
             dtype=DTYPES[self.dtype],
             device=self.device,
-            new_head=None if has_head else head_std,
+            new_head=new_head,
             seed=self.seed,
             lora=lora,
             sharding=self.sharding,
@@ -131,10 +132,7 @@ class ModelSource:
         settings["log_prob_chunk"] = str(
             self.log_prob_chunk or ROWS_ON_CPU
         )  # on a GPU its memory decides: see `device`
-        if self.lora is None:
-            adapter = {}
-        else:
-            adapter = {"base of an adapter": "off"}
+        adapter = {} if self.lora is None else {"base of an adapter": "off"}
         settings["compute_dtype"] = str(self._computes_in).removeprefix("torch.")
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
 
@@ -146,10 +144,9 @@ class ModelSource:
         """Path, revision and adapters to load. A checkpoint has the whole model in `saved`, or only its adapter."""
         if saved is not None and self.lora is None:
             return saved, None, None
-        if self.lora is None or saved is None:
-            lora = self.lora
-        else:
-            lora = replace(self.lora, path=saved)
+        lora = self.lora
+        if lora is not None and saved is not None:
+            lora = replace(lora, path=saved)
         return self.path, self.revision, lora
 
     def _pass_settings(self) -> PassSettings:

@@ -12,6 +12,7 @@ weights [T, K], and computes one grouped product per matrix.
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ def connect_routers(backbone: nn.Module, *, compiled: bool = False) -> None:
         hand_over: Any = partial(_hand_over, layer.mlp.gate)
         ask: Any = partial(_ask, number)
         if compiled:
-            hand_over, ask = torch.compiler.disable(hand_over), torch.compiler.disable(ask)
+            hand_over = torch.compiler.disable(hand_over)
+            ask = torch.compiler.disable(ask)
         layer.mlp.gate.routing = None
         stack.routing_hooks += [
             layer.self_attn.register_forward_pre_hook(hand_over, with_kwargs=True),
@@ -131,11 +133,14 @@ class RoutingPass:
 
     def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
         """The outputs that the pass adds to `TokenOutputs`."""
-        own = self.balance(batch) if "expert_load" in needs else {}
-        own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
-        if self.given is None:
-            return own
-        return own | {"route_counts": self.counts(batch)}
+        outputs = dict[str, Tensor]()
+        if "expert_load" in needs:
+            outputs |= self.balance(batch)
+        if "routed_experts" in needs:
+            outputs["routed_experts"] = self.chosen()
+        if self.given is not None:
+            outputs["route_counts"] = self.counts(batch)
+        return outputs
 
     def chosen(self) -> Tensor:
         """[L, M, K] int8, or int16 for more than 128 experts: those that each token was sent to."""
@@ -154,8 +159,10 @@ class RoutingPass:
         often each expert was chosen, and `expert_probability`, the mean of p_t, with gradient."""
         rows = segment_index(batch.cu_seqlens, sum(batch.tokens_of))
         part = getattr(batch, "rows", None)  # of a `BatchPart`
-        rows = rows if part is None else rows[part]
-        counts, probabilities = [], []
+        if part is not None:
+            rows = rows[part]
+        counts = []
+        probabilities = []
         for number in sorted(self._logits):
             logits = self._logits[number].index_select(0, batch.predict)
             chosen = self._chosen[number].index_select(0, batch.predict)
@@ -175,7 +182,7 @@ def id_dtype(experts: int) -> torch.dtype:
 
 def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
     """Split the experts [L, M, K] of a batch's tokens into columns for its trajectories, one after the other."""
-    prompts = indices_of([span for spans in batch.prompts for span in spans]).to(chosen.device)
+    prompts = indices_of(list(chain.from_iterable(batch.prompts))).to(chosen.device)
     return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[prompts]}
 
 
@@ -216,10 +223,8 @@ def _grouped_in_autocast(experts: Any, hidden: Tensor, top_k_index: Tensor, top_
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        if isinstance(experts, OtherWeights):
-            own = experts.weights
-        else:
-            own = dict(experts.named_parameters(recurse=False))
+        replaced = isinstance(experts, OtherWeights)
+        own = experts.weights if replaced else dict(experts.named_parameters(recurse=False))
         lowered = {name: weight.to(dtype) for name, weight in own.items()}
         experts = OtherWeights(experts, lowered)
     return grouped_mm_experts_forward(experts, hidden, top_k_index, top_k_weights)

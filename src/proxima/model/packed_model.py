@@ -1,6 +1,6 @@
 """The base of all models over packed trajectories: attention that keeps sequences apart, autocast, hidden states."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -130,10 +130,10 @@ class PackedModel:
         self.compiles = compile
         # a model without attention takes no name for it
         if attention != "padded" or self.model._supports_sdpa:
-            shows = loaded.images is not None  # whose tower attends as it always does
-            (self.model.get_decoder() if shows else self.model).set_attn_implementation(
-                hugging_face_name(attention, compiled=compile)
-            )
+            reader = self.model
+            if loaded.images is not None:  # the tower attends as it always does
+                reader = self.model.get_decoder()
+            reader.set_attn_implementation(hugging_face_name(attention, compiled=compile))
         self.images: Any = None  # an `ImageReader`, where prompts show images
         if loaded.images is not None:
             shown = attention == "packed"
@@ -149,8 +149,10 @@ class PackedModel:
             check_compiles(self.model.config, attention=attention, tensor_parallel=parallel)
             if is_moe(self.model.config):
                 connect_routers(self.model.get_decoder(), compiled=True)
-            splits_experts = sharding is not None and sharding.expert_parallel > 1
-            compile_layers(decoder_layers(self.model), stacked_experts(self.model) if splits_experts else ())
+            apart: Iterable[nn.Module] = ()
+            if sharding is not None and sharding.expert_parallel > 1:
+                apart = stacked_experts(self.model)
+            compile_layers(decoder_layers(self.model), apart)
         if gradient_checkpointing:
             recompute_layers(self.model)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
@@ -177,7 +179,8 @@ class PackedModel:
         Raises:
             UserError: a sequence is longer than those for which the factors of positions were fixed.
         """
-        if self.longest is not None and (most := max(map(len, trajectories), default=0)) > self.longest:
+        most = max(map(len, trajectories), default=0)
+        if self.longest is not None and most > self.longest:
             raise UserError(
                 f"a sequence has {most} tokens, and the model's position factors were fixed for {self.longest}",
                 remedy="raise model.max_length (serve-training: --max-length)",
@@ -203,9 +206,8 @@ class PackedModel:
         if not is_sharded(model):
             return function(batch)
         try:
-            if self.context is None:
-                run_all = function
-            else:
+            run_all = function
+            if self.context is not None:
                 run_all = partial(self.context.run, function)
             return model.packed_pass(partial(run_all, batch))
         except BaseException:
@@ -241,14 +243,8 @@ class PackedModel:
 
     def hidden(self, batch: PackedBatch, routing: RoutingPass | None = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
-        if self.images is None:
-            images = None
-        else:
-            images = self.images.of_batch(batch)
-        if self.context is None:
-            compute = ATTENTION[self.attention]
-        else:
-            compute = self.context.hidden
+        images = None if self.images is None else self.images.of_batch(batch)
+        compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
         return compute(self.backbone, batch, routing or self.routing(batch), images)
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> RoutingPass | None:
@@ -268,8 +264,10 @@ class PackedModel:
     def _nothing(self, outputs: frozenset[str]) -> TokenOutputs:
         """Outputs of a batch without response tokens, from a pass over one token: a sharded model joins the passes of
         the other ranks."""
-        rows = vars(self._dummy(outputs)).items()
-        return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows})
+        empty = {}
+        for name, row in vars(self._dummy(outputs)).items():
+            empty[name] = None if row is None else row[:0]
+        return TokenOutputs(**empty)
 
     def values_of(self, hidden: Tensor) -> Tensor:
         """[N] float32, reward units: the model's scalar head at hidden states [N, D].

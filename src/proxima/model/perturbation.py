@@ -13,7 +13,9 @@ from proxima.model.parallel.sharding import local_part, own_slice
 
 ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: moves log-probs by more than rounding
 CHUNK = 1 << 18  # numbers drawn at a time: they stay in the processor's cache
-STEP, ROUNDS = -0x61C88647, ((16, 0x7FEB352D), (15, -0x7B935975))  # of the hash: shift to the right, multiply
+# of the hash
+STEP = -0x61C88647
+ROUNDS = ((16, 0x7FEB352D), (15, -0x7B935975))  # shift to the right, multiply
 
 
 @contextmanager

@@ -152,7 +152,8 @@ def _change(module: Any, layer_type: str | None, own_limit: int) -> int:
 
 
 def _buffer(module: Any, layer_type: str | None) -> Tensor:
-    buffer: Tensor = getattr(module, "inv_freq" if layer_type is None else f"{layer_type}_inv_freq")
+    name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+    buffer: Tensor = getattr(module, name)
     return buffer
 
 

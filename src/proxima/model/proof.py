@@ -39,12 +39,15 @@ TOLERANCE = (
     1e-4  # nats of the twin's log-probs, in float32; where a scale or a mask is forgotten they differ by .01 to 10
 )
 KEPT = 8  # proofs: those of the models of a run
-WIDE, ROUNDING = 1e7, 1e-5  # the largest logit of a twin with a wide head; relative rounding there
+WIDE = 1e7  # the largest logit of a twin with a wide head
+ROUNDING = 1e-5  # of that logit, relative
 UNREAD = (*DROPPED, "_name_or_path", "architectures", "pad_token_id")  # fields of a config that change no computation
 
 # prompt, response; the first two are of one group, and together longer than the windows of a twin
 LENGTHS = ((7, 5), (7, 2), (1, 8), (20, 8))
-LONGEST, PREFIXES = 28, (2, 5, 7, 10, 12, *range(14, 28))  # tokens
+# tokens
+LONGEST = 28
+PREFIXES = (2, 5, 7, 10, 12, *range(14, 28))
 
 T = TypeVar("T")
 
@@ -86,8 +89,11 @@ def _proof(kind: type[nn.Module], config: Any, longest: int | None) -> "Proof":
 
 
 def _read_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in fields.items() if name not in UNREAD}
-    return {name: _read_fields(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    read = {}
+    for name, value in fields.items():
+        if name not in UNREAD:
+            read[name] = _read_fields(value) if isinstance(value, dict) else value
+    return read
 
 
 def in_own_thread(call: Callable[[], T]) -> T:
@@ -121,7 +127,7 @@ class Proof:
             self._check_causality()
 
     def parts_of(self, twin: Any) -> tuple[Any, Any]:
-        return (scalar_parts if self.scalar else parts)(twin)
+        return scalar_parts(twin) if self.scalar else parts(twin)
 
     def refused(self, reason: str) -> UserError:
         return UserError(f"{self.name} is not supported: {reason}")
@@ -179,8 +185,11 @@ class Proof:
         outputs = "score is" if self.scalar else "logits are"
         if own.shape != ours.shape:
             raise self.refused(f"it gives {list(own.shape)} outputs, and its output head {list(ours.shape)}")
-        own, ours = own.nan_to_num(), ours.nan_to_num()  # a mask is far from what the head gives
-        largest, scale = float(ours.abs().max()), float((own * ours).sum() / ours.square().sum())
+        # a mask is far from what the head gives
+        own = own.nan_to_num()
+        ours = ours.nan_to_num()
+        largest = float(ours.abs().max())
+        scale = float((own * ours).sum() / ours.square().sum())
         apart = float((own - ours).abs().max())
         if apart <= allowed(largest):
             return own
@@ -279,7 +288,8 @@ class Proof:
 def sequences(twin: Any) -> list[Trajectory]:
     """Rows of `LENGTHS`, drawn from the vocabulary of a twin; those of one group share their prompt."""
     ids = some_ids(twin, 64, 7)
-    prompts, rows = dict[int, list[int]](), list[Trajectory]()
+    prompts = dict[int, list[int]]()
+    rows = list[Trajectory]()
     for prompt, response in LENGTHS:
         first = prompts.setdefault(prompt, [ids.pop() for _ in range(prompt)])
         tokens = [ids.pop() for _ in range(response)]

@@ -87,10 +87,7 @@ def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
     """
     start = batch.cu_seqlens[:-1]
     end = batch.cu_seqlens[1:]
-    if pad is None:
-        counted = torch.ones_like(batch.target, dtype=torch.bool)
-    else:
-        counted = batch.target != pad
+    counted = torch.ones_like(batch.target, dtype=torch.bool) if pad is None else batch.target != pad
     counted.index_fill_(0, end - 1, False)  # the sentinel; an assignment would wait for the device
     after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
     index = torch.arange(len(start), device=start.device)
@@ -248,7 +245,8 @@ def _new_weights(size: int, spread: float, seed: int) -> Tensor:
 
 def _neutral_pad(tokenizer: Any, config: TextConfig) -> int | None:
     """The config's padding token, or, where that ends texts or is missing, the first special token that does not."""
-    stop = {tokenizer.eos_token_id, *(config.eos if isinstance(config.eos, list) else [config.eos])}
+    ends = config.eos if isinstance(config.eos, list) else [config.eos]
+    stop = {tokenizer.eos_token_id, *ends}
     padding = config.pad
     special = (i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in stop)
     if padding is None or padding in stop:

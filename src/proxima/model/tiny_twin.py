@@ -113,10 +113,9 @@ def _drawn(kind: Any, config: Any) -> Any:
         decoder = {id(buffer) for buffer in twin.base_model.buffers()}
         for tensor in (*twin.parameters(), *(buffer for buffer in twin.buffers() if id(buffer) not in decoder)):
             if tensor.is_floating_point():
+                spread = 0.05
                 if tensor.dim() > 1:
                     spread = 1.2 / math.sqrt(max(tensor.shape[-1], 16))
-                else:
-                    spread = 0.05
                 tensor += spread * torch.randn(tensor.shape)
     return twin
 
@@ -138,16 +137,12 @@ def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]
     depth_name = names.get("num_hidden_layers", "num_hidden_layers")
     fields = {name: value for name, value in fields.items() if name not in DROPPED}
     depth = fields.get(depth_name)
-    if isinstance(depth, int):
-        layers = _representative(fields, depth)
-    else:
-        layers = []
+    layers = _representative(fields, depth) if isinstance(depth, int) else []
     small: dict[str, Any] = {}
     rows = fields.get(names.get("vocab_size", "vocab_size"))
+    vocabulary = VOCABULARY
     if isinstance(rows, int) and rows > 0:
-        vocabulary = min(rows, VOCABULARY)
-    else:
-        vocabulary = VOCABULARY
+        vocabulary = min(rows, vocabulary)
     for name, value in fields.items():
         part = vars(config).get(name)
         if name == "per_layer_config" and value:
@@ -157,12 +152,7 @@ def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]
             small[name] = _shrunk(value, part, narrow)
         elif isinstance(value, list) and layers and len(value) == depth:
             small[name] = [_reduced(name, value[i], narrow) for i in layers]
-        elif (
-            isinstance(value, list)
-            and layers
-            and name.endswith(("layers", "_ids", "idxs"))
-            and _all_below(value, depth)
-        ):
+        elif isinstance(value, list) and layers and _names_layers(name, value, depth):
             small[name] = [layers.index(i) for i in value if i in layers]
         else:
             small[name] = _reduced(name, value, narrow, vocabulary)
@@ -173,8 +163,11 @@ def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]
     return small
 
 
-def _all_below(values: list[Any], depth: Any) -> bool:
-    return bool(values) and all(type(i) is int and 0 <= i < depth for i in values)
+def _names_layers(name: str, values: list[Any], depth: Any) -> bool:
+    """True for a field that lists layers by their numbers."""
+    if not values or not name.endswith(("layers", "_ids", "idxs")):
+        return False
+    return all(type(i) is int and 0 <= i < depth for i in values)
 
 
 def _representative(fields: Mapping[str, Any], depth: int) -> list[int]:
@@ -192,11 +185,9 @@ def _representative(fields: Mapping[str, Any], depth: int) -> list[int]:
 
 def _reduced(name: str, value: Any, narrow: bool, vocabulary: int = VOCABULARY) -> Any:
     if IDS.fullmatch(name):
-        ids = [
-            i % vocabulary if isinstance(i, int) and i >= 0 else i
-            for i in (value if isinstance(value, list) else [value])
-        ]
-        return ids if isinstance(value, list) else ids[0]
+        if isinstance(value, list):
+            return [_reduced_id(each, vocabulary) for each in value]
+        return _reduced_id(value, vocabulary)
     if type(value) is not int or value <= 1:
         return value
     if POSITIONS.fullmatch(name):
@@ -205,15 +196,17 @@ def _reduced(name: str, value: Any, narrow: bool, vocabulary: int = VOCABULARY) 
     return min(value, next((most for pattern, most in table if re.fullmatch(pattern, name)), value))
 
 
+def _reduced_id(value: Any, vocabulary: int) -> Any:
+    return value % vocabulary if isinstance(value, int) and value >= 0 else value
+
+
 def _fit_each_other(fields: Mapping[str, Any], small: dict[str, Any]) -> None:
     """Restore the relations between the sizes of a config that others are made of."""
     if small.get("qk_rope_head_dim"):
         for name in ("head_dim", "qk_head_dim"):
-            of = (
-                ("qk_rope_head_dim",)
-                if fields.get(name) == fields["qk_rope_head_dim"]
-                else ("qk_rope_head_dim", "qk_nope_head_dim")
-            )
+            of = ["qk_rope_head_dim"]
+            if fields.get(name) != fields["qk_rope_head_dim"]:
+                of.append("qk_nope_head_dim")
             if small.get(name):
                 small[name] = sum(small.get(part) or 0 for part in of)
     width = small.get("hidden_size")
@@ -229,8 +222,7 @@ def _fit_each_other(fields: Mapping[str, Any], small: dict[str, Any]) -> None:
             small[heads] = max(1, inner // small[dim])
     dims: list[Any] = [fields.get("head_dim"), small.get("head_dim")]
     if not all(isinstance(x, int) for x in dims):
-        sizes = [(each.get("hidden_size"), each.get("num_attention_heads")) for each in (fields, small)]
-        dims = [w // h if isinstance(w, int) and isinstance(h, int) and h else 1 for w, h in sizes]
+        dims = [_width_of_a_head(fields), _width_of_a_head(small)]
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(small.get(name), dict):
             small[name] = _turns(small[name], dims[1] / dims[0])
@@ -240,6 +232,15 @@ def _heads_divide_width(fields: Mapping[str, Any]) -> bool:
     heads = fields.get("num_attention_heads")
     width = fields.get("hidden_size")
     return isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads == 0
+
+
+def _width_of_a_head(fields: Mapping[str, Any]) -> int:
+    """By the width and the heads of a config; 1 without them."""
+    width = fields.get("hidden_size")
+    heads = fields.get("num_attention_heads")
+    if isinstance(width, int) and isinstance(heads, int) and heads:
+        return width // heads
+    return 1
 
 
 def _turns(rope: dict[str, Any], ratio: float) -> dict[str, Any]:

@@ -152,7 +152,8 @@ def _text_part(fields: dict[str, Any], config: Any) -> dict[str, Any]:
 def _apply(fields: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Change those of the fields that differ between two readings of them."""
     for name in sorted(before.keys() | now.keys()):
-        value, new = before.get(name), now.get(name)
+        value = before.get(name)
+        new = now.get(name)
         if value == new or name in OF_THE_FILE:
             continue
         inside = fields.get(name)
@@ -204,10 +205,7 @@ def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     base, local_base = OLDER_BASES.get(kind, BASES)
     nested = any(isinstance(part, dict) for part in rope.values()) and "rope_theta" not in rope
     whole = rope.get("full_attention") or {} if nested else rope
-    if nested:
-        window = rope.get("sliding_attention") or {}
-    else:
-        window = {}
+    window = rope.get("sliding_attention") or {} if nested else {}
     older = {base: whole.get("rope_theta")}
     if local_base is not None and "rope_theta" in window:
         older[local_base] = window["rope_theta"]
@@ -226,10 +224,7 @@ def _write_generation(generation: Any, files: InputFiles | None, folder: Path) -
     """Write generation_config.json: the input's, unless the run changed it."""
     from transformers import GenerationConfig
 
-    if files is None:
-        file = None
-    else:
-        file = files.settings.get(GENERATION)
+    file = None if files is None else files.settings.get(GENERATION)
     if file is not None:
         content = read_whole(file)
         if _generation_fields(GenerationConfig.from_dict(load_json(content))) == _generation_fields(generation):

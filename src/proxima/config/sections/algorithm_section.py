@@ -165,7 +165,8 @@ class AlgorithmConfig:
         if self.preference is not None:
             return False
         specs = [self.advantage, self.surrogate, self.aggregate, *self.penalties, *self.correction]
-        specs += [] if self.distillation is None else [self.distillation.divergence]
+        if self.distillation is not None:
+            specs.append(self.distillation.divergence)
         needs = frozenset[str]().union(*(spec.needs for spec in specs if spec is not None))
         centre = self.proximal == "behavior" and ("proximal_log_prob" in needs or self.reward_kl is not None)
         return centre or self.proximal in ("loglinear", "next") or "behavior_log_prob" in needs
@@ -209,7 +210,7 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
     for slot in ("correction", "penalty"):
         specs |= {f"{slot}.{i}": spec for i, spec in enumerate(getattr(algorithm, slot))}
     for slot, spec in specs.items():
-        missing = (frozenset() if spec is None else spec.needs) - supplied
+        missing = frozenset[str]() if spec is None else spec.needs - supplied
         kind = None
         if missing:
             kind = r.entry(f"algorithm.{slot}.kind").value
@@ -228,7 +229,8 @@ def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic:
     """An advantage may need rewards, groups, greedy baselines and a forward pass of the policy, which the loop
     supplies, and values, which a critic supplies."""
     path = "algorithm.advantage.kind"
-    missing = unsupported_by_loop(algorithm.advantage, frozenset() if critic is None else {"value"})
+    of_critic = frozenset() if critic is None else {"value"}
+    missing = unsupported_by_loop(algorithm.advantage, of_critic)
     if missing:
         usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
         remedy = f"set critic=model or critic=head, or use one of {usable}"
@@ -317,7 +319,8 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig, train: TrainConfig)
         return
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
     off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null", "echo": "null"}
-    off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
+    if not isinstance(algorithm.aggregate, TokenMean):
+        off["aggregate"] = "token_mean"
     for slot, value in fields_that_are_on(algorithm, off):
         message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
         yield f"algorithm.{slot}", message
@@ -449,7 +452,8 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
 
 def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
     """Dynamic sampling needs a selection that drops groups; pruning and balancing keep a part of every group."""
-    dynamic, selection = algorithm.dynamic_sampling, algorithm.selection
+    dynamic = algorithm.dynamic_sampling
+    selection = algorithm.selection
     if dynamic is not None and all(SELECTIONS.holds(spec, "balance", "prune") for spec in selection):
         remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
         message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
@@ -522,10 +526,7 @@ def bounds_can_be_held(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings
     surrogate = algorithm.surrogate
     if surrogate is None or not surrogate.bounds:
         usable = ", ".join(sorted(kind for kind, cls in SURROGATES.items() if vars(cls).get("bounds")))
-        if surrogate is None:
-            kind = "nothing"
-        else:
-            kind = repr(r.entry("algorithm.surrogate.kind").value)
+        kind = "nothing" if surrogate is None else repr(r.entry("algorithm.surrogate.kind").value)
         yield "algorithm.hold", f"{kind} has no bounds to scale; use one of {usable}, or hold=null"
         return
     if all(getattr(surrogate, name) in (None, float("inf")) for name in surrogate.bounds):
@@ -537,7 +538,12 @@ def bounds_can_be_held(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings
 
 def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
     """The fields that are neither empty nor at the value that turns them off, each with that value."""
-    return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
+    on = list[tuple[str, str]]()
+    for name, text in off.items():
+        value = getattr(algorithm, name)
+        if value and value != text:
+            on.append((name, text))
+    return on
 
 
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
@@ -578,7 +584,8 @@ def check_routed(config: Any) -> None:
     Raises:
         FieldError: a field is for mixtures of experts, and the model is not one, or its attention records no routes.
     """
-    algorithm, model = config.algorithm, config.model
+    algorithm = config.algorithm
+    model = config.model
     settings = {
         "algorithm.routing_replay": algorithm.routing_replay != "off" and algorithm.routing_replay,
         "algorithm.router_balance.coefficient": algorithm.router_balance and algorithm.router_balance.coefficient,

@@ -103,6 +103,7 @@ def critic_fits_the_run(critic: Any, algorithm: AlgorithmConfig, train: TrainCon
     except FieldError as error:
         yield f"critic.{error.field}", error.requirement
     waits = critic.value_warmup_steps
-    if waits >= (steps := train.steps):
+    steps = train.steps
+    if waits >= steps:
         message = f"the policy would wait for all {steps} steps of the run (train.steps={steps}); lower it"
         yield "critic.value_warmup_steps", f"{message}, with {waits} it never learns"

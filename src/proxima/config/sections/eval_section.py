@@ -114,8 +114,8 @@ def require_evaluations(config: Any, metric: str | None = None) -> None:
     require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
     metric = config.stop_after and (config.stop_after.metric or metric)
     name = next((name for name in NO_DIRECTION if f"/{metric}".endswith(f"/{name}")), None)
-    bound, remedy = "is not better when it is higher", "name the accuracy, the reward or a reward"
-    require(name is None, "stop_after.metric", metric, bound, remedy=remedy)
+    remedy = "name the accuracy, the reward or a reward"
+    require(name is None, "stop_after.metric", metric, "is not better when it is higher", remedy=remedy)
 
 
 def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findings:
@@ -129,17 +129,16 @@ def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findi
 
 def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
     """Warn if training and evaluation have questions in common."""
-    sets = [(f"{path}.task", part) for path, spec in eval.all_sets.items() for part in parts_of(spec.task)]
+    sets = list[tuple[str, Any]]()
+    for path, spec in eval.all_sets.items():
+        sets += [(f"{path}.task", part) for part in parts_of(spec.task)]
     for (path, asked), trained in product(sets, parts_of(task)):
         if TASKS.holds(asked, "seeds"):  # its uids, and therefore its seeds, differ
             continue
         if isinstance(asked, SplitTask) and asked.shares_data(trained):
             yield from _of_a_split(path, asked, trained)
         elif asked == trained:
-            if hasattr(asked, "path"):
-                remedy = f"name another file with {path}.path"
-            else:
-                remedy = "set another split"
+            remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield path, f"has the same questions as `task`, so it measures training data; {remedy}"
         elif all(TASKS.holds(part, "arithmetic") for part in (asked, trained)):
             share = {part.split: part.held_out for part in (trained, asked)}  # one, if both are of the same split
@@ -156,10 +155,7 @@ def _of_a_split(path: str, asked: SplitTask, trained: SplitTask) -> Findings:
     remedy = f"name another file with {path}.path, or leave eval.task out and set task.held_out=0.1"
     if trained.held_out is not None:
         remedy = f"leave eval.task out, or set {path}.part=held_out and {path}.held_out={trained.held_out:g}"
-    if asked.part == trained.part:
-        what = "has the same questions as `task`"
-    else:
-        what = "has questions of `task`"
+    what = "has the same questions as `task`" if asked.part == trained.part else "has questions of `task`"
     yield path, f"{what}, so it measures training data; {remedy}"
 
 
@@ -167,7 +163,10 @@ def parts_of(task: Any) -> list[Any]:
     """The tasks of a mix that it reads, or the task alone."""
     if not TASKS.holds(task, "mix"):
         return [task]
-    return [part for source in task.sources.values() for part in parts_of(source.task)]
+    parts = list[Any]()
+    for source in task.sources.values():
+        parts += parts_of(source.task)
+    return parts
 
 
 def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequence[Any]) -> Findings:
@@ -177,11 +176,10 @@ def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequenc
         return
     metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
     rewards = {as_reward(spec).label for spec in scored_by}
+    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *role_metric_names(eval.task)}
     if samples > 1:
-        several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)}
-    else:
-        several = set()
-    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several, *role_metric_names(eval.task)}
+        metrics.add(f"mean@{samples}")
+        metrics |= {f"pass@{k}" for k in powers_of_two(samples) if k > 1}
     if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
         also = "NAME/PART for a part of a reward's own"
         yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"

@@ -138,5 +138,6 @@ class PairConfig(OfflineConfig):
 
     def reader(self, tokenizer: Any, context: int) -> PreferenceReader:
         """The reader that turns rows into pairs."""
-        system, arguments = self.data.system, self.data.template_arguments
-        return PreferenceReader(tokenizer=tokenizer, context=context, system=system, arguments=arguments)
+        return PreferenceReader(
+            tokenizer=tokenizer, context=context, system=self.data.system, arguments=self.data.template_arguments
+        )

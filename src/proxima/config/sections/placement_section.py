@@ -127,15 +127,15 @@ def launched_ranks() -> int | None:
 def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
     """Raise FieldError if `ranks` ranks (0: any number) can't have the placement's layout. `of` completes their name in
     the message: ` of a node`."""
-    tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
-    most = f"a divisor of the {ranks} rank{'s' * (ranks > 1)}{of}"
+    tensor = placement.tensor_parallel
+    context = placement.context_parallel
+    expert = placement.expert_parallel
+    noun = "ranks" if ranks > 1 else "rank"
+    most = f"a divisor of the {ranks} {noun}{of}"
     legal = nearest_divisor(tensor, ranks_for_tensors(placement, ranks))
     require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
     left = ranks // tensor
-    if tensor == 1:
-        of_left = most
-    else:
-        of_left = f"{most} over tensor_parallel={tensor}"
+    of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"
     legal = nearest_divisor(context, left)
     require(left % context == 0, "context_parallel", context, f"must be {of_left}", remedy=f"set it to {legal}")
     legal = nearest_divisor(expert, left)
@@ -210,7 +210,8 @@ class RayPlacement(RankPlacement):
             require(not secret, f"env.{name}", HIDDEN, "looks like a secret, and config.yaml is stored", remedy=remedy)
 
     def _check_growth(self) -> None:
-        most, count = self.max_engines, self.engines
+        most = self.max_engines
+        count = self.engines
         if most:
             require(
                 count > 0, "max_engines", most, "needs servers to begin with, and engines is 0", remedy="set engines"
@@ -269,15 +270,18 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
     known: the launcher may not have set their number yet, and a hub model may not have been downloaded."""
     if not isinstance(placement, RankPlacement):
         return
-    ranks = (placement.ranks if isinstance(placement, RayPlacement) else launched_ranks()) or 0
+    ranks = placement.ranks if isinstance(placement, RayPlacement) else launched_ranks() or 0
     of = ""
-    if placement.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
+    nearby = os.environ.get("LOCAL_WORLD_SIZE")
+    if placement.sharding.kind == "hybrid" and nearby:
         ranks = int(nearby)
         of = " of a node"
     try:
         with within("placement"):
             check_layout(placement, ranks, of)
-        for name in ("model", "critic", "algorithm.distillation") if ranks != 1 or placement.shards_models else ():
+        if ranks == 1 and not placement.shards_models:
+            return
+        for name in ("model", "critic", "algorithm.distillation"):
             if r.get(f"{name}.path") and r.get(f"{name}.engine") is None:
                 _require_splittable(r, name, placement, ranks)
     except FieldError as error:
@@ -288,10 +292,7 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
     name = f"{section}.path"
     path = r.get(f"{section}.path")
     revision = r.get(f"{section}.revision")
-    if is_adapter(path):
-        source = base_of(path)
-    else:
-        source = BaseModel(path=path, revision=revision)
+    source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
     if not is_at_hand(source.path, source.revision):
         return
     with renamed(POLICY, name):
@@ -339,10 +340,9 @@ def require_devices(placement: RayPlacement, arguments: Sequence[str]) -> None:
     else:
         bound += f"the {placement.ranks} ranks / placement.engines={placement.engines} give it {given}"
         fewer, left = divmod(placement.ranks, needed)
+        remedy = "lower the parallel sizes"
         if fewer and not left:
             remedy = f"set placement.engines={fewer}"
-        else:
-            remedy = "lower the parallel sizes"
     raise FieldError("engine.serve.arguments", list(arguments), bound, remedy=remedy)
 
 
@@ -352,10 +352,7 @@ def engines_can_start(placement: Any, engine: Any, model: ModelConfig) -> Findin
     which NCCL refuses. On which nodes they are is known when the cluster has reserved devices, see `EngineGroup`."""
     if not starts_servers(placement):
         return
-    if hasattr(engine, "dialect"):
-        kind = engine.dialect().kind
-    else:
-        kind = ""
+    kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
     if kind not in LAUNCHES:
         remedy = f"set engine.kind to {' or '.join(LAUNCHES)}"
         if not placement.colocate:

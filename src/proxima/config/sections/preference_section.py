@@ -51,7 +51,8 @@ class PreferenceSection:
             idle = ("weights", "reduce", "ld_alpha", "on_policy_weights", "chosen", "rejected")
             why = "with kto, which ignores it"
         for name in idle:
-            value, off = getattr(self, name), getattr(PreferenceSection, name)
+            value = getattr(self, name)
+            off = getattr(PreferenceSection, name)
             require(value == off, name, value, f"must be {off} {why}")
 
     @property

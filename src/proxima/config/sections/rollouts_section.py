@@ -30,10 +30,7 @@ def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None, rollou
     if folder is not None and Path(folder).expanduser().resolve() == place.resolve():
         yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"
     if not (place / "config.yaml").is_file():
-        if place.is_dir():
-            what = "is a folder without config.yaml"
-        else:
-            what = "does not exist"
+        what = "is a folder without config.yaml" if place.is_dir() else "does not exist"
         yield "rollouts", f"{what}; give the folder of a run, which `proxima train` printed"
         return
     try:
@@ -48,26 +45,26 @@ def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None, rollou
 
 def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
     """Yield the first differing field of each part of the config that decided what was generated."""
-    first, second = flat_values(before), flat_values(settled_as(r.config, before))
-    paths = [path for path in dict.fromkeys([*second, *first]) if not _below(path, NOT_STORED)]
-    # without dynamic sampling, a step trains on the groups that are stored
-    refilled = r.config.algorithm.dynamic_sampling is not None
-    for place in (*STORED, *([DYNAMIC] if refilled else [])):
-        pairs = ((path, first.get(path, ABSENT), second.get(path, ABSENT)) for path in paths if _below(path, (place,)))
-        path, was, now = next(((path, was, now) for path, was, now in pairs if was != now), ("", ABSENT, ABSENT))
-        if not path:
+    first = flat_values(before)
+    second = flat_values(settled_as(r.config, before))
+    differing = list[str]()
+    for path in dict.fromkeys([*second, *first]):
+        if not _below(path, NOT_STORED) and first.get(path, ABSENT) != second.get(path, ABSENT):
+            differing.append(path)
+    places = list(STORED)
+    if r.config.algorithm.dynamic_sampling is not None:  # without it, a step trains on the groups that are stored
+        places.append(DYNAMIC)
+    for place in places:
+        below = [path for path in differing if _below(path, (place,))]
+        if not below:
             continue
-        if was is ABSENT:
-            shown = "a config without it"
-        else:
-            shown = in_one_line(was)
-        if place == DYNAMIC:
-            remedy = f"set {DYNAMIC}=null"
-        else:
-            remedy = "use the same"
-        message = f"differs from {shown}, with which {r.config.rollouts} generated its rollouts; {remedy}"
+        path = below[0]
+        was = in_one_line(first[path]) if path in first else "a config without it"
+        now = in_one_line(second[path]) if path in second else "absent"
+        remedy = f"set {DYNAMIC}=null" if place == DYNAMIC else "use the same"
+        message = f"differs from {was}, with which {r.config.rollouts} generated its rollouts; {remedy}"
         where = next((entry.where for entry in r.entries if entry.path == path), None)
-        yield Problem(path, message, "absent" if now is ABSENT else in_one_line(now), where)
+        yield Problem(path, message, now, where)
 
 
 def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
@@ -77,10 +74,9 @@ def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
         for c in (before, r.config)
     ]
     if sizes[0] != sizes[1]:
+        added = ""
         if sizes[1] != r.config.train.prompts_per_step:
             added = " (`prune` with `allocate` takes more)"
-        else:
-            added = ""
         message = f"a step would have {sizes[1]} prompts{added}, and those of {r.config.rollouts} have {sizes[0]}"
         yield "train.prompts_per_step", f"{message}; change it or algorithm.selection until they are equal"
     if needs_baseline(r.config.algorithm.advantage) and not needs_baseline(before.algorithm.advantage):

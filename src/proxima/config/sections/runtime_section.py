@@ -116,10 +116,7 @@ def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None
     if runtime.overlaps:
         return
     missing = runtime.max_concurrent_rollouts is None
-    if missing:
-        remedy = f"set {CONCURRENT} too"
-    else:
-        remedy = "runtime.max_lag=0 trains synchronously: raise that"
+    remedy = f"set {CONCURRENT} too" if missing else "runtime.max_lag=0 trains synchronously: raise that"
     if runtime.over_age != "wait":
         yield "runtime.over_age", f"only applies to asynchronous training; {remedy}, or leave it out"
 

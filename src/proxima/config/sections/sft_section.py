@@ -27,7 +27,8 @@ class SftSection:
     def __post_init__(self) -> None:
         if self.completion is not None:
             named = bool(template_fields(self.completion, "completion"))
-            bound, remedy = "names no column: every row would have this text", "put one in braces, as {solution}"
+            bound = "names no column: every row would have this text"
+            remedy = "put one in braces, as {solution}"
             require(named, "completion", self.completion, bound, remedy=remedy)
 
 

@@ -74,7 +74,8 @@ class TrainConfig(OptimizationConfig):
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         divides = self.prompts_per_step % self.updates_per_step == 0
         require(divides, "updates_per_step", self.updates_per_step, bound)
-        target, factor = self.target_kl, self.target_kl_factor
+        target = self.target_kl
+        factor = self.target_kl_factor
         usable = target is None or 0 < target < math.inf
         require(usable, "target_kl", target, "must be > 0 nats", remedy="null turns it off")
         bound = "must be null with epochs_per_step=1: it leaves out further epochs, and there are none"
@@ -89,7 +90,8 @@ class TrainConfig(OptimizationConfig):
 
 def warmup_is_given_once(r: Resolved[Any], train: OptimizationConfig) -> Findings:
     """A command line that turns off the steps of the warm-up must not leave the recipe's share."""
-    steps, ratio = r.entry("train.warmup_steps").origin, r.entry("train.warmup_ratio").origin
+    steps = r.entry("train.warmup_steps").origin
+    ratio = r.entry("train.warmup_ratio").origin
     if train.warmup_ratio and steps == "command line" and ratio != "command line":
         yield "train.warmup_steps", "leaves train.warmup_ratio, which the recipe sets; set that to 0"
 
@@ -99,7 +101,8 @@ def warmup_ends(train: OptimizationConfig) -> Findings:
     updates = train.updates
     if updates is not None and train.warmup_of(updates) >= updates:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
-        made = f"the run has {updates} update{'s' * (updates != 1)}"
+        noun = "update" if updates == 1 else "updates"
+        made = f"the run has {updates} {noun}"
         message = f"{made}, so the learning rate never reaches its value; lower {name} or raise train.steps"
         yield name, message
 

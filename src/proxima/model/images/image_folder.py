@@ -23,7 +23,9 @@ from proxima.system.atomic_files import write_atomic
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-INDEX, CHECKSUM, LINE = "index.txt", "index.crc32", 65  # bytes of a line of the index
+INDEX = "index.txt"
+CHECKSUM = "index.crc32"
+LINE = 65  # bytes of a line of the index
 RESTORE = "restore images/ from a copy, or start the run again: its prompts show images by their numbers"
 
 
@@ -125,7 +127,10 @@ def delete_images(folder: Path) -> None:
         return folder.unlink(missing_ok=True)
     for file in folder.iterdir():
         if file.name in (INDEX, CHECKSUM) or re.fullmatch(r"[0-9a-f]{64}\.(png|part)", file.name):
-            file.unlink() if file.is_symlink() or not file.is_dir() else shutil.rmtree(file)
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
     with suppress(OSError):  # it has files of the user's
         folder.rmdir()
 

@@ -37,10 +37,7 @@ class ImageReader:
 
     def of_batch(self, batch: PackedBatch) -> ShownImages:
         """The images of a packed batch."""
-        if self.three_axes:
-            position = self._batch_position(batch)
-        else:
-            position = batch.position
+        position = self._batch_position(batch) if self.three_axes else batch.position
         inputs = self.inputs(batch.tokens, position)
         if not self.joined:
             return ShownImages(inputs)
@@ -86,13 +83,11 @@ class ImageReader:
             embedded = embedded.masked_scatter(shown[None, :, None], embeds.to(embedded.dtype))
             if deep:
                 features_of_layers = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": deep}
-            else:
-                features_of_layers = {}
         return {"inputs_embeds": embedded, "position_ids": position[..., None, :], **features_of_layers}
 
     def _batch_position(self, batch: PackedBatch) -> Tensor:
-        tokens, position = batch.tokens.cpu().numpy(), batch.position.cpu().numpy()
-        out = np.tile(position, (3, 1))
+        tokens = batch.tokens.cpu().numpy()
+        out = np.tile(batch.position.cpu().numpy(), (3, 1))
         if (tokens < 0).any():
             for segment, spans in enumerate(batch.contexts()):
                 start, end = batch.edges[segment : segment + 2]
@@ -132,11 +127,7 @@ class ImageReader:
 
 def _rows(features: Any) -> Tensor:
     """[T, D] of an image's features, which models give as one tensor, or one for each image or tile."""
-    joined: Tensor
-    if isinstance(features, list | tuple):
-        joined = torch.cat(list(features))
-    else:
-        joined = features
+    joined: Tensor = torch.cat(list(features)) if isinstance(features, list | tuple) else features
     if joined.ndim < 2:
         raise UserError("the model's vision tower returned no features")
     return joined.flatten(0, -2)

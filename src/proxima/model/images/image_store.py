@@ -341,10 +341,7 @@ class ImageStore:
             kept = []
             if len(own) > len(text):
                 kept = self.plain(left, add_special_tokens=False)["input_ids"]
-            if first:
-                tokens = [*kept, *tokens[1:]]
-            else:
-                tokens = [*tokens[:at], *kept]
+            tokens = [*kept, *tokens[1:]] if first else [*tokens[:at], *kept]
             text = left if len(own) < len(text) else ""
         return tokens
 

@@ -59,17 +59,15 @@ def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module 
     text = config.get_text_config()
     tensor = sharding.tensor_parallel
     count = sharding.context_parallel
-    if model is None:
-        mixed = None
-    else:
-        mixed = proof_of(model).problem("packed")
+    mixed = None if model is None else proof_of(model).problem("packed")
     if mixed is not None:
         other = f"does not keep packed sequences apart ({mixed})"
         raise FieldError(FIELD, count, f"splits packed tokens, and {name} {other}", remedy="set it to 1")
     heads = max(1, text.num_attention_heads // tensor)
     legal = max(number for number in range(1, heads + 1) if ranks // tensor % number == 0)
     bound = f"must be at most the number of query heads of {name}, {text.num_attention_heads}"
-    bound += f", over tensor_parallel={tensor}" if tensor > 1 else ""
+    if tensor > 1:
+        bound += f", over tensor_parallel={tensor}"
     require(count <= heads, FIELD, count, bound, remedy=f"set it to {legal}")
 
 
@@ -98,7 +96,10 @@ class ContextGroup:
         given = function(part)
         if isinstance(given, Tensor):
             return self._gathered(given, part, batch)
-        return {name: None if own is None else self._gathered(own, part, batch, name) for name, own in given.items()}
+        combined: dict[str, Tensor | None] = {}
+        for name, own in given.items():
+            combined[name] = None if own is None else self._gathered(own, part, batch, name)
+        return combined
 
     def _gathered(self, own: Tensor, part: BatchPart, batch: PackedBatch, name: str = "") -> Tensor:
         if name in SUMS:
@@ -118,6 +119,7 @@ class ContextGroup:
         self, backbone: nn.Module, part: PackedBatch, routing: RoutingPass | None, images: ShownImages | None
     ) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
+        of_heads: Attend
         if self.attention in FLASH:
             of_heads = flash_attention(part, self.attention)
         else:
@@ -129,9 +131,10 @@ class ContextGroup:
     def _attend(self, of_heads: Attend, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
         """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], computed as some heads of all L tokens by
         `of_heads`."""
-        width, dim = q.shape[0], q.shape[2]
-        order, queries, keys = self._deal(q.shape[1], k.shape[1], q.device)
-        own, own_keys = queries[self.rank], keys[self.rank]
+        width, query_heads, dim = q.shape
+        order, queries, keys = self._deal(query_heads, k.shape[1], q.device)
+        own = queries[self.rank]
+        own_keys = keys[self.rank]
         heads = torch.cat([q, k, v], dim=1).transpose(0, 1).index_select(0, order)
         sent = [n + 2 * m for n, m in zip(queries, keys, strict=True)]
         received = exchange(heads, [sent[self.rank]] * self.size, sent, self.group)
@@ -152,12 +155,13 @@ def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple
     rank, and the numbers of query heads and of key heads for each rank. A rank's number of key heads divides that of
     its query heads; a key head that further query heads read is sent more than once."""
     group = heads // key_heads
-    order, queries, keys = list[int](), list[int](), list[int]()
+    order = list[int]()
+    queries = list[int]()
+    keys = list[int]()
     for start, end in pairwise(heads * rank // ranks for rank in range(ranks + 1)):
+        alike = int(np.gcd.reduce([start, end, group]))
         if start // group == (end - 1) // group:
             alike = end - start
-        else:
-            alike = int(np.gcd.reduce([start, end, group]))
         read = [heads + head // group for head in range(start, end, alike)]
         order += [*range(start, end), *read, *(head + key_heads for head in read)]
         queries.append(end - start)
@@ -175,13 +179,15 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
     rows = to_device(torch.from_numpy(predicted), batch.tokens.device)
     changed: dict[str, Any] = {}
     for name, hint in tensor_hints(PackedBatch).items():
-        (dtype, axis, *others), column = hint.split(), getattr(batch, name)
+        dtype, axis, *others = hint.split()
+        column = getattr(batch, name)
         if column is not None and axis == "N":
             changed[name] = column.index_select(0, rows)
         elif column is not None and axis == "L":
             piece = column[start : start + width]
-            padding = (*(0, 0) * len(others), 0, width - len(piece))
-            changed[name] = F.pad(piece, padding, value=-1 if dtype == "id" else 0)
+            padding = [0, 0] * len(others) + [0, width - len(piece)]
+            filler = -1 if dtype == "id" else 0
+            changed[name] = F.pad(piece, padding, value=filler)
     changed["predict"] = changed["predict"] - start
     return BatchPart(**vars(batch) | changed | _sampling_masks(batch, predicted), rows=rows)
 

@@ -58,18 +58,19 @@ def whole_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = Non
     """`whole_tensor` of each, with fewer calls: what FSDP splits, by rows over the ranks of one axis, is gathered
     without DTensor's own steps, which take a millisecond of the host, and small tensors in one collective. Bit-equal.
     """
-    whole, together = dict[str, Tensor](), dict[Any, list[str]]()
+    whole = dict[str, Tensor]()
+    together = dict[Any, list[str]]()
     for name, tensor in tensors.items():
         axis = _axis_of_rows(tensor)
-        if axis is None:
+        if axis is None or not isinstance(tensor, DTensor):
             whole[name] = whole_tensor(tensor, dtype)
             continue
+        sent = tensor.dtype
         if dtype is not None and tensor.is_floating_point():
             sent = dtype
-        else:
-            sent = tensor.dtype
         small = tensor.numel() * sent.itemsize <= SMALL
-        together.setdefault((tensor.device_mesh, axis, sent, "" if small else name), []).append(name)  # type: ignore[attr-defined]
+        alone = "" if small else name
+        together.setdefault((tensor.device_mesh, axis, sent, alone), []).append(name)
     for (mesh, axis, sent, _), names in together.items():
         whole |= _gathered_rows({name: tensors[name] for name in names}, mesh, axis, sent)
     return {name: whole[name] for name in tensors}
@@ -81,12 +82,10 @@ def _axis_of_rows(tensor: Tensor) -> int | None:
         return None
     mesh = tensor.device_mesh
     split = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
-    if (
-        len(split) != 1
-        or mesh.size(split[0]) == 1
-        or type(placement := tensor.placements[split[0]]) is not Shard
-        or placement.dim != 0
-    ):
+    if len(split) != 1 or mesh.size(split[0]) == 1:
+        return None
+    placement = tensor.placements[split[0]]
+    if type(placement) is not Shard or placement.dim != 0:
         return None
     return split[0]
 
@@ -121,10 +120,7 @@ def _gathered_rows(tensors: Mapping[str, Tensor], mesh: Any, axis: int, dtype: t
 def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
     """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
-    if plain is None:
-        targets = {}
-    else:
-        targets = dict(plain.named_parameters())
+    targets = {} if plain is None else dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         whole = whole_tensor(parameter)
         if plain is not None:
@@ -203,10 +199,7 @@ def total_norm(tensors: Iterable[Tensor]) -> Tensor:
             for axis, placement in enumerate(placements):
                 if not placement.is_replicate():  # also what is split twice along an axis
                     dist.all_reduce(part, group=mesh.get_group(axis))
-        if total is None:
-            total = part
-        else:
-            total = total.to(part.device) + part
+        total = part if total is None else total.to(part.device) + part
     if total is None:
         return torch.zeros((), dtype=torch.float64)
     return total.sqrt()

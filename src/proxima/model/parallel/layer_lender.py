@@ -127,10 +127,7 @@ class LayerLender:
         if unit != OUTER:
             self._drop(self._loaded - {OUTER})
         gather = partial(_gather_unit, unit=unit, dtype=self.dtype)
-        if self._together:
-            weights = gather(self, True)
-        else:
-            weights = self.everywhere(gather, True)
+        weights = gather(self, True) if self._together else self.everywhere(gather, True)
         for name, parameter in parameters_at(self._own_places[unit]):
             parameter.data = weights[name]
         self._loaded.add(unit)
@@ -209,6 +206,8 @@ def unit_of_parameter(model: nn.Module) -> dict[str, int]:
     for unit, layer in enumerate(decoder_layers(model), OUTER + 1):
         for parameter in layer.parameters():
             units.setdefault(id(parameter), set()).add(unit)
-    owners = {key: next(iter(own)) if len(own) == 1 else OUTER for key, own in units.items()}
+    owners = {}
+    for key, own in units.items():
+        owners[key] = next(iter(own)) if len(own) == 1 else OUTER
     named = model.named_parameters(remove_duplicate=False)
     return {name: owners.get(id(parameter), OUTER) for name, parameter in named}

@@ -31,11 +31,9 @@ def lent(module: nn.Module) -> Iterator[None]:
 def perturbing(module: nn.Module, amounts: list[float]) -> AbstractContextManager[None]:
     """`perturbed_weights`, of the sharded module if this is a lender's."""
     lender = lender_of(module)
-    change: AbstractContextManager[None]
     if lender is None:
-        change = perturbed_weights(module, amounts)
-    else:
-        change = lender.perturbing(amounts)
+        return perturbed_weights(module, amounts)
+    change: AbstractContextManager[None] = lender.perturbing(amounts)
     return change
 
 

@@ -65,9 +65,8 @@ def check_split(
     skip the checks that need its modules."""
     if sharding.tensor_parallel > 1:
         check_tensor_parallel(config, sharding, ranks, adapters=adapters, name=name)
-    if shape is None or sharding.context_parallel * sharding.expert_parallel == 1:
-        model = None
-    else:
+    model = None
+    if shape is not None and sharding.context_parallel * sharding.expert_parallel > 1:
         model = shape()
     if sharding.expert_parallel > 1:
         check_experts(config, sharding, ranks, model, name=name)
@@ -147,10 +146,7 @@ def _outer_units(model: nn.Module) -> list[Any]:
     if head is None:
         return [embedding]
     shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}
-    if hasattr(untyped, "get_decoder"):
-        backbone = untyped.get_decoder()
-    else:
-        backbone = untyped.base_model
+    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
     children = list(backbone.children())
     last = max((i for i, child in enumerate(children) if isinstance(child, nn.ModuleList)), default=len(children))
     norms = [child for child in children[last + 1 :] if next(child.parameters(), None) is not None]
@@ -181,7 +177,10 @@ def _call(function: Callable[[], Tensor | dict[str, Tensor | None]]) -> Any:
     result = function()
     if isinstance(result, Tensor):
         return _own(result)
-    return {name: None if tensor is None else _own(tensor) for name, tensor in result.items()}
+    own = {}
+    for name, tensor in result.items():
+        own[name] = None if tensor is None else _own(tensor)
+    return own
 
 
 def _own(tensor: Tensor) -> Tensor:

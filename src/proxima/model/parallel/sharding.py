@@ -104,11 +104,7 @@ def fill_weight(weight: Tensor, whole: Any) -> None:
 
 def own_slice(tensor: Any) -> Tensor:
     """This rank's slice of a tensor; all of a plain one."""
-    local: Tensor
-    if hasattr(tensor, "to_local"):
-        local = tensor.to_local()
-    else:
-        local = tensor
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
 
 

@@ -28,7 +28,8 @@ from proxima.model.pretrained import (
     unreadable_model,
 )
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def load_sliced(
     except SafetensorError as error:
         raise unreadable_model(path, "can't be loaded", error) from error
     refuse_not_finite(path, _not_finite_anywhere(model))
-    if model.can_generate() and (generation := load_generation_config(path, revision)) is not None:
+    generation = load_generation_config(path, revision) if model.can_generate() else None
+    if generation is not None:
         model.generation_config = generation
     model.config.name_or_path = path
     tokenizer = load_tokenizer(path, revision)
@@ -188,7 +190,8 @@ def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> dict[int, nn.Parameter]:
     """Replace each parameter by the result of `change`, keeping ties; None leaves one unchanged. Returns the new
     parameters by id."""
-    new, parameters = dict[int, nn.Parameter](), dict[int, nn.Parameter]()
+    new = dict[int, nn.Parameter]()
+    parameters = dict[int, nn.Parameter]()
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
@@ -228,7 +231,9 @@ def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[F
     if not stacking:
         return pieces
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    patterns = {pattern: entry.source_patterns for entry in stacking for pattern in entry.source_patterns}
+    patterns = dict[str, list[str]]()
+    for entry in stacking:
+        patterns |= dict.fromkeys(entry.source_patterns, entry.source_patterns)
     stacked = dict[str, dict[str, list[str]]]()
     for name in sorted(files, key=dot_natural_key):
         weight, pattern = rename_source_key(name, renamings, stacking)

@@ -72,7 +72,9 @@ class VocabularyPart:
 
     def rows_of(self, target: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """`local` of both."""
-        return self.local(target), None if others is None else self.local(others)
+        if others is not None:
+            others = self.local(others)
+        return self.local(target), others
 
     def local_mask(self, mask: PackedSamplingMask) -> PackedSamplingMask:
         """The tokens that could be sampled and belong to this rank."""
@@ -100,10 +102,7 @@ class VocabularyPart:
         """Combine each rank's results for its own tokens: log Z, log Z of the tokens that could be sampled (the same
         tensor where all could), and the log-probs of the targets; collective."""
         every = self.logsumexp(log_z)
-        if masked_z is log_z:
-            masked = every
-        else:
-            masked = self.logsumexp(masked_z)
+        masked = every if masked_z is log_z else self.logsumexp(masked_z)
         return every, masked, self.values_of(target, log_prob + masked_z) - masked
 
     def entropy(self, entropy: Tensor, log_z: Tensor, whole: Tensor) -> Tensor:
@@ -154,7 +153,8 @@ class _Experts(ParallelStyle):
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             index = top_k_index - first
             index = index.masked_fill((index < 0) | (index >= count), count)
-            states, weights = (_part_of_gradient(given, device_mesh) for given in (hidden_states, top_k_weights))
+            states = _part_of_gradient(hidden_states, device_mesh)
+            weights = _part_of_gradient(top_k_weights, device_mesh)
             return add_parts(with_own_rows(experts, settings, states, index, weights), device_mesh.get_group())
 
         experts.forward = forward
@@ -169,9 +169,8 @@ class _Embedding(ParallelStyle):
         embedding: Any = module
         part = VocabularyPart.of(embedding.weight)
         padding = embedding.padding_idx
-        if padding is None or not part.has(padding):
-            own_padding = None
-        else:
+        own_padding = None
+        if padding is not None and part.has(padding):
             own_padding = padding - part.start
 
         def forward(ids: Tensor) -> Tensor:
@@ -253,21 +252,31 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
     """Split a model in place over the ranks of `mesh`; its weights may be on the meta device. Each rank must hold the
     same weights; nothing is sent. `shards`: the number of ranks over which FSDP will split the rest."""
     untyped: Any = model
-    plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in untyped.tp_plan.items()}
-    styles, biases = dict[str, ParallelStyle](), dict[str, nn.Parameter]()
+    plan = dict[re.Pattern[str], str]()
+    for name, style in untyped.tp_plan.items():
+        pattern = name.replace(".", r"\.").replace("*", r"\d+")
+        plan[re.compile(pattern)] = style
+    styles = dict[str, ParallelStyle]()
+    biases = dict[str, nn.Parameter]()
     embedding = untyped.get_input_embeddings()
     head = untyped.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     for name, module in model.named_modules():
-        if module is embedding or module is head:
-            styles[name] = _Embedding() if module is embedding else _Head()
-        elif style := next((style for pattern, style in plan.items() if pattern.fullmatch(name)), None):
-            styles[name] = STYLES[style]()
-            if style == "colwise":
-                styles.setdefault(name.rpartition(".")[0], _Attention())
-                bias: Any = module.bias
-                if bias is not None and len(bias) % (mesh.size() * shards):
-                    biases[name] = bias
+        if module is embedding:
+            styles[name] = _Embedding()
+            continue
+        if module is head:
+            styles[name] = _Head()
+            continue
+        planned = next((style for pattern, style in plan.items() if pattern.fullmatch(name)), None)
+        if planned is None:
+            continue
+        styles[name] = STYLES[planned]()
+        if planned == "colwise":
+            styles.setdefault(name.rpartition(".")[0], _Attention())
+            bias: Any = module.bias
+            if bias is not None and len(bias) % (mesh.size() * shards):
+                biases[name] = bias
     parallelize_module(model, mesh, styles, src_data_rank=None)
     for name, bias in biases.items():  # as a vector it has no other dimension for FSDP, see `fsdp_axis`
         copied = distribute_tensor(bias, mesh, [Replicate()], src_data_rank=None)
