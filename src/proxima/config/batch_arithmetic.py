@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -130,11 +130,10 @@ class BatchArithmetic:
         self.warnings = [] if data is None else list(data.notes)
         self.prompt: int | None = None
         self.data = data or DataHere()
-        opened = self.data.rows.get("task")
-        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed) if opened is None else opened)
+        self._config = config
         splits = TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None
         if splits and (data is None or "task" in data.rows):
-            about = self._read(lambda: about_rows(self._rows()), "rows")
+            about = self._read(lambda: about_rows(self._rows), "rows")
             if about:
                 self.notes.append(f"task: {about}")
         downloadable = is_downloadable(config.model.path)
@@ -151,6 +150,15 @@ class BatchArithmetic:
                 self.batch = self._examples(config)
         self.notes += clock_notes(clock, config.data.template_date)
 
+    @cached_property
+    def _rows(self) -> Rows:
+        """The rows of the task: those that are open, or read here."""
+        opened = self.data.rows.get("task")
+        if opened is not None:
+            return opened
+        rows: Rows = self._config.task.rows(self._config.seed)
+        return rows
+
     def _read(self, read: Callable[[], Value], name: str) -> Value | None:
         try:
             return read()
@@ -161,7 +169,7 @@ class BatchArithmetic:
     def _groups(self, config: RunConfig) -> GroupStep:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
-            prompt = self._read(lambda: longest_prompt(config, self.notes, self._rows()), "prompt length")
+            prompt = self._read(lambda: longest_prompt(config, self.notes, self._rows), "prompt length")
             if prompt is not None:
                 self.prompt = max(1, len(prompt))
                 of_images = int((prompt < 0).sum())
@@ -184,7 +192,7 @@ class BatchArithmetic:
         if batch.prompts != config.train.prompts_per_step:
             self.notes.append(allocated(config.train.prompts_per_step, batch.prompts))
         if "task" in self.data.rows:
-            self.warnings += few_questions_note(batch.prompts, len(self._rows()))
+            self.warnings += few_questions_note(batch.prompts, len(self._rows))
         return batch
 
     def _examples(self, config: OfflineConfig) -> ExampleStep:
@@ -192,7 +200,7 @@ class BatchArithmetic:
         train = config.train
         counted = None
         if self._here:
-            counted = self._read(lambda: example_lengths(config, self.notes, self._rows()), "example length")
+            counted = self._read(lambda: example_lengths(config, self.notes, self._rows), "example length")
         rows, lengths = counted or (0, [])
         if not lengths:
             self.notes.append(assuming("examples", ASSUMED_EXAMPLE))
@@ -248,9 +256,10 @@ def example_lengths(config: OfflineConfig, notes: list[str], rows: Rows) -> tupl
     notes += config.data.template_notes(model, rows)
     for number in range(min(SAMPLE_EXAMPLES, len(rows))):
         try:
-            lengths.append(sum(map(len, config.sequences_of(number, rows[number], model.tokenizer, model.context))))
+            sequences = config.sequences_of(number, rows[number], model.tokenizer, model.context)
         except FieldError:  # the run skips such a row, or is refused
             continue
+        lengths.append(sum(map(len, sequences)))
     return len(rows), [length for length in lengths if length]
 
 

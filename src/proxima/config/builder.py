@@ -68,7 +68,9 @@ class Builder:
         for key, child in node.mapping.items():
             if key not in fields:
                 self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls, slot))
-        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in fields.items()}
+        values = {}
+        for key, info in fields.items():
+            values[key] = self.field(info, node.mapping.get(key), _join(path, key))
         if len(self.problems) > before:
             return FAILED
         try:
@@ -79,7 +81,8 @@ class Builder:
         except FieldError as error:
             return self.refused(error, node, path)
         except (ValueError, TypeError) as error:  # a spec from outside proxima whose error names no field
-            self.problems.append(Problem(path or "recipe", " ".join(str(error).split()), None, node.source.text))
+            message = " ".join(str(error).split())
+            self.problems.append(Problem(path or "recipe", message, None, node.source.text))
             return FAILED
 
     def refused(self, error: FieldError, node: Node, path: str) -> Any:
@@ -268,7 +271,8 @@ def coerce(node: Node, hint: Any) -> Any:
     if NONE in options and node.value is None:
         return None
     failures: list[Mismatch] = []
-    for option in sorted((o for o in options if o is not NONE), key=lambda option: STRICTNESS.get(option, 5)):
+    of_values = [option for option in options if option is not NONE]
+    for option in sorted(of_values, key=lambda option: STRICTNESS.get(option, 5)):
         try:
             return _one(node, option)
         except Mismatch as failure:
@@ -291,11 +295,14 @@ def _one(node: Node, hint: Any) -> Any:
         return hint(_text(node))
     base = origin or hint
     if base is tuple:
-        return tuple(_items(node, _entry_hints(node, get_args(hint))))
+        hints = _entry_hints(node, get_args(hint))
+        return tuple(_items(node, hints))
     if base in (list, Sequence, Iterable):
-        return list(_items(node, (get_args(hint) or (Any,))[:1] * len(node.items or ())))
+        entry, *_ = get_args(hint) or (Any,)
+        return _items(node, [entry] * len(node.items or ()))
     if base in (dict, Mapping):
-        return _mapping(node, (get_args(hint) or (str, Any))[1])
+        _, entry = get_args(hint) or (str, Any)
+        return _mapping(node, entry)
     return node.to_python()  # Any, or another type: its spec checks the value
 
 
@@ -350,13 +357,14 @@ def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args
 
 
-def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
+def _items(node: Node, hints: Sequence[Any]) -> list[Any]:
     if node.items is None:
         written = "[…]"
         if node.text is not None and node.value is not None:
             written = f"[{node.text}]"
         raise Mismatch(f"a list: {written}")
-    return [_child(index, *pair) for index, pair in enumerate(zip(node.items, hints, strict=True))]
+    pairs = zip(node.items, hints, strict=True)
+    return [_child(index, child, hint) for index, (child, hint) in enumerate(pairs)]
 
 
 def _mapping(node: Node, hint: Any) -> dict[str, Any]:

@@ -112,5 +112,8 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
 
 def _same_place(first: Any, second: Any) -> bool:
     """True for two spellings of one existing path, such as an absolute and a relative one."""
-    places = [Path(place) for place in (first, second) if isinstance(place, str)]
-    return len(places) == 2 and all(place.exists() for place in places) and places[0].samefile(places[1])
+    if not isinstance(first, str) or not isinstance(second, str):
+        return False
+    if not Path(first).exists() or not Path(second).exists():
+        return False
+    return Path(first).samefile(second)

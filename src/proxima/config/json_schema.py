@@ -172,8 +172,11 @@ def catalogue() -> dict[str, dict[str, Any]]:
 def _catalogued(info: Any) -> dict[str, Any]:
     if info.presets is not None:
         presets = sorted(table_of(info.presets).items())
-        notes = {name: f"{note}. " for name, note in NOTES.items()}
-        return {name: {"summary": notes.get(name, "") + in_one_line(preset), "fields": {}} for name, preset in presets}
+        shown = {}
+        for name, preset in presets:
+            note = f"{NOTES[name]}. " if name in NOTES else ""
+            shown[name] = {"summary": note + in_one_line(preset), "fields": {}}
+        return shown
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}

@@ -82,7 +82,8 @@ def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[Any]]) -> N
     if not isinstance(name.value, str) or name.value not in presets:
         return node
     kinds = kinds_of(slot)
-    return _written_out([{"kind": kinds.kind_of(spec), **asdict(spec)} for spec in presets[name.value]], name)
+    specs = [{"kind": kinds.kind_of(spec), **asdict(spec)} for spec in presets[name.value]]
+    return _written_out(specs, name)
 
 
 def _written_out(preset: Mapping[str, Any] | Sequence[Any], chosen: Node) -> Node:
@@ -262,10 +263,11 @@ def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
             return node
         return replace(node, value=[_with_run_model(entry, path[1:]) for entry in entries])
     if path:
-        child = (node.mapping or {}).get(path[0])
-        if child is None:
+        first, *rest = path
+        if node.mapping is None or first not in node.mapping:
             return node
-        return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:])})
+        child = _with_run_model(node.mapping[first], tuple(rest))
+        return replace(node, value={**node.mapping, first: child})
     run = None
     if isinstance(node.value, str):
         run = Path(node.value).expanduser()

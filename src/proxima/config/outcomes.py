@@ -78,7 +78,8 @@ def outcome_lines(outcomes: Iterable[Outcome]) -> list[str]:
 
 
 def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------------
@@ -364,7 +365,8 @@ def with_values(
     """The config, and the same with provenance, with other values at some paths, and where each comes from."""
     if not values:
         return config, resolved
-    config = _replaced(config, {tuple(path.split(".")): value for path, value in values.items()})
+    by_parts = {tuple(path.split(".")): value for path, value in values.items()}
+    config = _replaced(config, by_parts)
     if resolved is None:
         return config, None
     entries = []

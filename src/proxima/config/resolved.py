@@ -123,11 +123,15 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
     said = list[str]()
     if earlier is not None and earlier.is_file():
         said = earlier.read_text(encoding="utf-8").splitlines()
-    comments = ((number, line.rpartition("  # ")[2]) for number, line in enumerate(said, 1) if "  # " in line)
-    kept = {f"{shown_path(earlier or Path())}:{number}": comment for number, comment in comments}
+    kept = dict[str, str]()
+    for number, line in enumerate(said, 1):
+        _, mark, comment = line.rpartition("  # ")
+        if mark:
+            kept[f"{shown_path(earlier or Path())}:{number}"] = comment
 
     def leaf(key: str, value: ResolvedValue, margin: str) -> Lines:
-        return [(f"{margin}{key}: {for_any_reader(value.value)}", kept.get(value.where, value.source))]
+        comment = kept.get(value.where, value.source)
+        return [(f"{margin}{key}: {for_any_reader(value.value)}", comment)]
 
     lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))

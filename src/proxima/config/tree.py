@@ -97,8 +97,12 @@ def node_of(value: Any, source: Source, of_kinds: Source | None = None) -> Node:
     """Convert a plain value (dicts, lists, scalars) to a tree whose nodes all have one source, except that every `kind`
     has that `of_kinds`, if it is given."""
     if isinstance(value, Mapping):
-        sources = {"kind": of_kinds or source}
-        fields = {str(key): node_of(child, sources.get(key, source), of_kinds) for key, child in value.items()}
+        fields = {}
+        for key, child in value.items():
+            own = source
+            if key == "kind" and of_kinds is not None:
+                own = of_kinds
+            fields[str(key)] = node_of(child, own, of_kinds)
         return Node(fields, source)
     if isinstance(value, list | tuple):
         return Node([node_of(child, source, of_kinds) for child in value], source)
@@ -110,18 +114,19 @@ def merge(base: Node | None, top: Node, info: FieldInfo = NO_FIELD, path: str = 
     """Lay `top` over `base`; ConfigError for an index (`reward.3.weight=2`) beyond the end of the list below."""
     top = _long_form(top, info)
     if base is None:
-        fields = top.mapping if info.section else None
-        if fields is None:
+        if info.section is None or top.mapping is None:
             return top
-        return replace(top, value={key: merge(None, child, info.child(key)) for key, child in fields.items()})
+        fields = {key: merge(None, child, info.child(key)) for key, child in top.mapping.items()}
+        return replace(top, value=fields)
     base = _long_form(base, info)
     if base.items is not None and _is_of_one(top, info):
         top = _at_first(base.items, top, path)
     if base.items is not None and _is_indices(top):
         return _merge_indices(base, top, info, path)
     if base.mapping is None or top.mapping is None:
-        both = top.source.origin == base.source.origin == "preset"  # a lower layer has already written the preset out
-        return base if both else replace(top, over=base)
+        if top.source.origin == base.source.origin == "preset":  # a lower layer has already written the preset out
+            return base
+        return replace(top, over=base)
     if info.head is not None:
         changed = _another(base.mapping, top.mapping, info)
         if changed is not None:
@@ -194,7 +199,9 @@ def is_index(key: str) -> bool:
 
 def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:
     entries = list(base.items or ())
-    for key, child in sorted((top.mapping or {}).items(), key=lambda pair: int(pair[0])):
+    children = top.mapping or {}
+    for key in sorted(children, key=int):
+        child = children[key]
         index = int(key)
         if index > len(entries):
             written = f"{path}.{key}"
@@ -205,5 +212,6 @@ def _merge_indices(base: Node, top: Node, info: FieldInfo, path: str) -> Node:
             message = f"{path!r} has {len(entries)} {noun}; {path}.{len(entries)} adds one"
             raise one_problem(written, message, child.shown(), child.source.text)
         below = entries[index] if index < len(entries) else None
-        entries[index : index + 1] = [merge(below, child, info.entry, f"{path}.{key}")]
+        merged = merge(below, child, info.entry, f"{path}.{key}")
+        entries[index : index + 1] = [merged]
     return Node(entries, base.source)

@@ -166,7 +166,8 @@ class SegmentBlock:
         in_context = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
         if self.image is not None:
-            in_self = in_self | (self.image[:, :, None] == self.image[:, None]) & (self.image >= 0)[:, None]
+            same_image = self.image[:, :, None] == self.image[:, None]
+            in_self = in_self | same_image & (self.image >= 0)[:, None]
         if window is not None:
             position = self.seen[:, None] + step  # of the query, [R, T]
             in_context = in_context & (position[:, :, None] - past < window)
@@ -459,15 +460,20 @@ def hidden_padded(
     """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
     if routing is not None:
         raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
-    cut, parent = batch.edges, batch.parents
-    spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
-    rows = [torch.cat([batch.tokens[a:b], batch.tokens[c:d]]) for a, b, c, d in spans]
+    prompts = list[Tensor]()
+    rows = list[Tensor]()
+    for segment, parent in enumerate(batch.parents):
+        if parent >= 0:
+            prompt = batch.tokens[batch.edges[parent] : batch.edges[parent + 1]]
+            response = batch.tokens[batch.edges[segment] : batch.edges[segment + 1]]
+            prompts.append(prompt)
+            rows.append(torch.cat([prompt, response]))
     tokens = pad_sequence(rows, batch_first=True)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    predict = [
-        torch.arange(count, device=tokens.device) + row * tokens.shape[1] + b - a - 1
-        for row, (count, (a, b, _, _)) in enumerate(zip(batch.tokens_of, spans, strict=True))
-    ]
+    predict = []
+    for row, (count, prompt) in enumerate(zip(batch.tokens_of, prompts, strict=True)):
+        first = row * tokens.shape[1] + len(prompt) - 1
+        predict.append(torch.arange(count, device=tokens.device) + first)
     answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
     hidden: Tensor = answer.last_hidden_state.flatten(0, 1)
     return hidden.index_select(0, torch.cat(predict))

@@ -196,8 +196,11 @@ def load_weights(
     if lost:  # Hugging Face draws them at random and only warns
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
-    suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]
-    refuse_not_finite(path, [name for name, p in suspects if not bool(p.isfinite().all())])
+    not_finite = []
+    for name, weight in model.named_parameters():
+        if not bool(weight.detach().sum().isfinite()) and not bool(weight.isfinite().all()):  # a sum may overflow
+            not_finite.append(name)
+    refuse_not_finite(path, not_finite)
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()

@@ -140,6 +140,15 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
     return hidden.dtype
 
 
+def _cast(
+    dtype: torch.dtype, hidden: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Hidden states, weight and bias of the head in the dtype of their product."""
+    if bias is not None:
+        bias = bias.to(dtype)
+    return hidden.to(dtype), weight.to(dtype), bias
+
+
 def _suits_kernels(hidden: Tensor, weight: Tensor, temperature: Tensor, compute: torch.dtype) -> bool:
     """True for inputs that `fused_log_prob` takes."""
     if hidden.device.type != "cpu" or compute != torch.bfloat16:
@@ -193,10 +202,9 @@ class _BlockwiseLogProb(torch.autograd.Function):
         fused = fused and mask is None
         measure = compiled(_measured) if fused else _measured
         with torch.autocast(hidden.device.type, enabled=False):
-            h = hidden.to(compute)
-            w = weight.to(compute)
-            b = None if bias is None else bias.to(compute)
-            log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
+            h, w, b = _cast(compute, hidden, weight, bias)
+            exact = torch.promote_types(compute, torch.float32)
+            log_z = torch.empty(len(h), dtype=exact, device=h.device)
             log_prob = torch.empty_like(log_z)
             masked_z = log_z if mask is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
@@ -267,9 +275,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
         )
         differentiate = compiled(_differentiated) if ctx.fused else _differentiated
         with torch.autocast(hidden.device.type, enabled=False):
-            h = hidden.to(ctx.compute)
-            w = weight.to(ctx.compute)
-            b = None if bias is None else bias.to(ctx.compute)
+            h, w, b = _cast(ctx.compute, hidden, weight, bias)
             grad_h = torch.empty_like(hidden)
             grad_w = None
             if ctx.needs_input_grad[1] and not len(h):
@@ -418,7 +424,8 @@ def _blocks(logits: Tensor, start: int, whole: bool) -> Iterator[slice]:
 
 def _exact(logits: Tensor, temperature: Tensor) -> Tensor:
     """A copy of the logits in float32 (float64 if they are), divided by the temperature."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True).div_(temperature[:, None])
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(exact, copy=True).div_(temperature[:, None])
 
 
 blockwise_log_prob: Any = _BlockwiseLogProb.apply
@@ -455,9 +462,7 @@ def top_k_log_prob(
     """
     compute = _product_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        h = hidden.to(compute)
-        w = weight.to(compute)
-        b = None if bias is None else bias.to(compute)
+        h, w, b = _cast(compute, hidden, weight, bias)
         exact = torch.promote_types(hidden.dtype, torch.float32)
         log_z, chosen = torch.empty(2, len(hidden), dtype=exact, device=hidden.device)
         ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
@@ -503,9 +508,7 @@ def log_sum_square(
     costs one more product with the head."""
     compute = _product_dtype(hidden)
     with torch.autocast(hidden.device.type, enabled=False):
-        h = hidden.to(compute)
-        w = weight.to(compute)
-        b = None if bias is None else bias.to(compute)
+        h, w, b = _cast(compute, hidden, weight, bias)
         sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
         if part is not None and mask is not None:

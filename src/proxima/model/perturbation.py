@@ -52,7 +52,8 @@ def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[N
 def _own_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """This rank's part of a weight, to be changed in place, and where it lies in the whole."""
     local, offset = local_part(parameter)
-    return local.detach(), tuple(slice(at, at + size) for at, size in zip(offset, local.shape, strict=True))
+    places = [slice(at, at + size) for at, size in zip(offset, local.shape, strict=True)]
+    return local.detach(), tuple(places)
 
 
 def _draws(
@@ -69,7 +70,8 @@ def _draws(
     count = max(1, CHUNK // max(1, inner.numel()))
     for start in range(0, len(local), count):
         rows = slice(start, min(start + count, len(local)))
-        first = _range(slice(places[0].start + rows.start, places[0].start + rows.stop), local) * length
+        above = places[0].start
+        first = _range(slice(above + rows.start, above + rows.stop), local) * length
         yield rows, _uniform(first.view(-1, *[1] * inner.dim()) + inner, seed)
 
 
@@ -90,4 +92,5 @@ def _token_rows(module: nn.Module) -> list[nn.Parameter]:
     """The weights with one row per token: the input embedding, and the output head if it is not tied to it."""
     embedding = module.get_input_embeddings().weight  # type: ignore[operator]
     head = base_layer(parts(module)[1]).weight
-    return [weight for weight in {id(w): w for w in (embedding, head)}.values() if isinstance(weight, nn.Parameter)]
+    weights = [embedding] if head is embedding else [embedding, head]
+    return [weight for weight in weights if isinstance(weight, nn.Parameter)]

@@ -62,7 +62,8 @@ def dtype_choice(device: str) -> DtypeChoice:
 
 
 def _on_gpu(device: torch.device) -> DtypeChoice:
-    if torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8:
+    nvidia = torch.cuda.is_available() and torch.version.hip is None
+    if nvidia and torch.cuda.get_device_capability(device) < (8, 0):
         return DtypeChoice("float32", f"{torch.cuda.get_device_name(device)} has no bfloat16 instructions")
     return DtypeChoice("bfloat16", "a GPU multiplies it fastest")
 

@@ -159,7 +159,12 @@ def _vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | N
     different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
     if not different:
         return None
-    token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
+
+    def place(token: str) -> tuple[int, str]:
+        ids = [vocabulary[token] for vocabulary in (ours, theirs) if token in vocabulary]
+        return min(ids), token
+
+    token = min(different, key=place)
     there = f"id {theirs[token]}" if token in theirs else "missing"
     here = f"id {ours[token]}" if token in ours else "missing"
     return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"

@@ -135,7 +135,8 @@ class Proof:
     @torch.no_grad()
     def own_logits(self, tokens: Sequence[int], twin: Any = None) -> Tensor:
         """[T, V] a twin's own logits of one sequence; [1, 1] its score, of a scalar model."""
-        logits: Tensor = (twin or self.twin)(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
+        model = twin or self.twin
+        logits: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
         return logits.float().flatten(0, -2)
 
     def own_outputs(self, row: Trajectory) -> Tensor:
@@ -153,7 +154,8 @@ class Proof:
 
     def _check_repeated(self) -> None:
         """Nothing may be drawn in eval mode: a policy whose log-probs depend on a draw has no ratio to itself."""
-        apart = float((self.own_outputs(self.rows[-1]) - self.expected[-1]).abs().max())
+        again = self.own_outputs(self.rows[-1])
+        apart = float((again - self.expected[-1]).abs().max())
         if apart > 0:
             raise self.refused(f"two passes of a small copy over the same tokens are {apart:.2g} nats apart")
 
@@ -164,7 +166,9 @@ class Proof:
         their rounding; and a scale that is nearly 1 is far from it there."""
         own = self._compare_head(self.twin, lambda largest: TOLERANCE * max(1.0, largest))
         wide = copy.deepcopy(self.twin)
-        self.parts_of(wide)[1].weight.mul_(WIDE / max(float(own.abs().max()), 1e-3))
+        _, head = self.parts_of(wide)
+        largest = max(float(own.abs().max()), 1e-3)
+        head.weight.mul_(WIDE / largest)
         self._compare_head(wide, lambda largest: ROUNDING * largest)
 
     def _compare_head(self, twin: Any, allowed: Callable[[float], float]) -> Tensor:

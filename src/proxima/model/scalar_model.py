@@ -70,7 +70,8 @@ class ScalarModel(PackedModel):
         scores = [np.zeros(0, np.float32)]
         rows = [trajectory.with_sentinel() for trajectory in trajectories]
         for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
-            scores.append(self.sequence_scores(self.pack([rows[i] for i in cut])).cpu().numpy())
+            batch = self.pack([rows[i] for i in cut])
+            scores.append(self.sequence_scores(batch).cpu().numpy())
         return np.concatenate(scores)
 
 

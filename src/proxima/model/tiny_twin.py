@@ -111,7 +111,9 @@ def _drawn(kind: Any, config: Any) -> Any:
         torch.manual_seed(0)
         twin = kind(config).float().eval()
         decoder = {id(buffer) for buffer in twin.base_model.buffers()}
-        for tensor in (*twin.parameters(), *(buffer for buffer in twin.buffers() if id(buffer) not in decoder)):
+        tensors = list(twin.parameters())
+        tensors += [buffer for buffer in twin.buffers() if id(buffer) not in decoder]
+        for tensor in tensors:
             if tensor.is_floating_point():
                 spread = 0.05
                 if tensor.dim() > 1:
@@ -146,8 +148,10 @@ def _shrunk(fields: dict[str, Any], config: Any, narrow: bool) -> dict[str, Any]
     for name, value in fields.items():
         part = vars(config).get(name)
         if name == "per_layer_config" and value:
-            kept = {layers.index(int(i)): each for i, each in value.items() if int(i) in layers}
-            small[name] = {i: {key: _reduced(key, x, narrow) for key, x in each.items()} for i, each in kept.items()}
+            small[name] = {}
+            for i, each in value.items():
+                if int(i) in layers:
+                    small[name][layers.index(int(i))] = {key: _reduced(key, x, narrow) for key, x in each.items()}
         elif isinstance(value, dict) and hasattr(part, "to_dict"):
             small[name] = _shrunk(value, part, narrow)
         elif isinstance(value, list) and layers and len(value) == depth:
@@ -179,8 +183,8 @@ def _representative(fields: Mapping[str, Any], depth: int) -> list[int]:
     kinds: dict[str, int] = {}
     for i in range(depth):
         kinds.setdefault(repr([[column[i] for column in lists], settings.get(i)]), i)
-    chosen = {*list(kinds.values())[: 2 * DEPTH], *range(min(DEPTH, depth))}
-    return sorted(chosen)
+    first_of_kinds = list(kinds.values())[: 2 * DEPTH]
+    return sorted({*first_of_kinds, *range(min(DEPTH, depth))})
 
 
 def _reduced(name: str, value: Any, narrow: bool, vocabulary: int = VOCABULARY) -> Any:

@@ -114,18 +114,26 @@ def _ignored(
             return False
 
     calls = message.get("tool_calls", ())
-    poorer: dict[str, list[Message]] = {key: [{k: v for k, v in message.items() if k != key}] for key in keys}
-    if "tool_calls" in poorer:  # all of them, their names and their arguments
-        if len(calls) > 1:
-            for n in range(len(calls)):
-                poorer["tool_calls"].append({**message, "tool_calls": [*calls[:n], *calls[n + 1 :]]})
-        for n, call in enumerate(calls):
-            for field, other in (("name", "x" + call["function"]["name"]), ("arguments", {"x": 0})):
-                changed = {**call, "function": {**call["function"], field: other}}
-                poorer["tool_calls"].append({**message, "tool_calls": [*calls[:n], changed, *calls[n + 1 :]]})
+    poorer = dict[str, list[Message]]()
+    for key in keys:
+        poorer[key] = [{name: value for name, value in message.items() if name != key}]
+    if "tool_calls" in poorer:
+        poorer["tool_calls"] += [{**message, "tool_calls": changed} for changed in _other_calls(calls)]
     if message["content"].strip():
         poorer["content"] = [{**message, "content": ""}]
     return tuple(key for key, lesser in poorer.items() if any(map(same, lesser)))
+
+
+def _other_calls(calls: Sequence[Any]) -> Iterator[list[Any]]:
+    """The calls of a message without each of several, and with another name and other arguments for each."""
+    if len(calls) > 1:
+        for n in range(len(calls)):
+            yield [*calls[:n], *calls[n + 1 :]]
+    for n, call in enumerate(calls):
+        function = call["function"]
+        for other in ({"name": "x" + function["name"]}, {"arguments": {"x": 0}}):
+            changed = {**call, "function": {**function, **other}}
+            yield [*calls[:n], changed, *calls[n + 1 :]]
 
 
 @lru_cache(maxsize=8)

@@ -81,7 +81,8 @@ def sampled_text(tokenizer: Any, tokens: Ids, *, after_text: bool = False) -> st
     if not after_text:
         return str(tokenizer.decode(tokens, **options))
     first = tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-    text, before = (tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
+    before = tokenizer.decode(first, **options)
+    text = tokenizer.decode([*first, *tokens], **options)
     return str(text[len(before) :])
 
 
@@ -182,4 +183,7 @@ def _answer_header(tokenizer: Any, template: str, named: str) -> tuple[str, str]
 
 def _common(text: str, other: str) -> int:
     """The length of the common prefix."""
-    return next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    for place, (ours, theirs) in enumerate(zip(text, other, strict=False)):
+        if ours != theirs:
+            return place
+    return min(len(text), len(other))

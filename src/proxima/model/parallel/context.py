@@ -109,7 +109,8 @@ class ContextGroup:
         if name in FED:  # padding at the end is cut off
             start = self.rank * len(part.tokens)
             count = len(batch.tokens)
-            rows = torch.arange(start, max(start, min(count, start + len(own))), device=own.device)
+            end = max(start, min(count, start + len(own)))
+            rows = torch.arange(start, end, device=own.device)
             own = own[: len(rows)]
         wide = own if own.is_floating_point() else own.long()  # not every backend adds up small integers
         rows_of_all = wide.new_zeros(count, *own.shape[1:]).index_copy(0, rows, wide)
@@ -137,9 +138,11 @@ class ContextGroup:
         own_keys = keys[self.rank]
         heads = torch.cat([q, k, v], dim=1).transpose(0, 1).index_select(0, order)
         sent = [n + 2 * m for n, m in zip(queries, keys, strict=True)]
-        received = exchange(heads, [sent[self.rank]] * self.size, sent, self.group)
-        whole = received.view(self.size, sent[self.rank], width, dim).transpose(1, 2).flatten(0, 1)[:count]
-        out = of_heads(layer, *whole.split([own, own_keys, own_keys], dim=1), *how)
+        own_sent = sent[self.rank]
+        received = exchange(heads, [own_sent] * self.size, sent, self.group)
+        whole = received.view(self.size, own_sent, width, dim).transpose(1, 2).flatten(0, 1)
+        whole_q, whole_k, whole_v = whole[:count].split([own, own_keys, own_keys], dim=1)
+        out = of_heads(layer, whole_q, whole_k, whole_v, *how)
         padded = F.pad(out, (0, 0, 0, 0, 0, self.size * width - count))
         back = padded.view(self.size, width, own, dim).transpose(1, 2).flatten(0, 1)
         return exchange(back, queries, [own] * self.size, self.group).transpose(0, 1)
@@ -163,7 +166,9 @@ def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple
         if start // group == (end - 1) // group:
             alike = end - start
         read = [heads + head // group for head in range(start, end, alike)]
-        order += [*range(start, end), *read, *(head + key_heads for head in read)]
+        order += range(start, end)
+        order += read
+        order += [head + key_heads for head in read]  # the values of these keys
         queries.append(end - start)
         keys.append(len(read))
     return to_device(torch.tensor(order), device), queries, keys
@@ -197,8 +202,12 @@ def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
     contexts = batch.contexts()
     places = [np.zeros(0, np.int64)]
     for segment, prompt, count in zip(batch.responses, batch.prompts, batch.tokens_of, strict=True):
-        spans = [*contexts[segment][len(prompt) :], (batch.edges[segment], batch.edges[segment + 1])]
-        places += [np.r_[prompt[-1][1] - 1, *(np.arange(*span) for span in spans)][:count]]
+        last_of_prompt = prompt[-1][1] - 1
+        own = (batch.edges[segment], batch.edges[segment + 1])
+        spans = [*contexts[segment][len(prompt) :], own]
+        tokens = [np.arange(start, end) for start, end in spans]
+        predicting = np.concatenate([[last_of_prompt], *tokens])
+        places.append(predicting[:count])
     return np.concatenate(places)
 
 
@@ -207,8 +216,12 @@ def _sampling_masks(batch: PackedBatch, rows: NDArray[np.int64]) -> dict[str, An
     if batch.sampling_mask is None:
         return {}
     edges = np.array(batch.sampling_mask_edges)
-    ids = np.concatenate([np.zeros(0, np.int64), *(np.arange(edges[n], edges[n + 1]) for n in rows)])
+    ids = [np.zeros(0, np.int64)]
+    ids += [np.arange(edges[n], edges[n + 1]) for n in rows]
     cuts = np.concatenate([[0], np.cumsum(np.diff(edges)[rows])])
-    index, offsets = (to_device(torch.from_numpy(array), batch.tokens.device) for array in (ids, cuts))
-    sets = {"sampling_mask": batch.sampling_mask.index_select(0, index), "sampling_mask_cu": offsets}
-    return {**sets, "sampling_mask_edges": tuple(cuts.tolist())}
+    index = to_device(torch.from_numpy(np.concatenate(ids)), batch.tokens.device)
+    return {
+        "sampling_mask": batch.sampling_mask.index_select(0, index),
+        "sampling_mask_cu": to_device(torch.from_numpy(cuts), batch.tokens.device),
+        "sampling_mask_edges": tuple(cuts.tolist()),
+    }

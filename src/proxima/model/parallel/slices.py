@@ -52,7 +52,8 @@ class FilePiece:
         if self.place is None:
             return shape == list(whole.shape)
         expert, _, parts = self.place
-        return expert < len(whole) and [parts * shape[0], *shape[1:]] == list(whole.shape[1:])
+        rows, *rest = shape
+        return expert < len(whole) and [parts * rows, *rest] == list(whole.shape[1:])
 
     def fill(self, weight: Tensor, piece: Any) -> None:
         """Copy `piece`, a tensor or a slice of a safetensors file, to its place in a weight, plain or sharded."""
@@ -67,8 +68,9 @@ class FilePiece:
         stop = min(offset[1] + local.shape[1], above + height)
         if 0 <= row < len(local) and start < stop and local.numel():
             rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], local.shape[2:], strict=True))
+            own = local[row, start - offset[1] : stop - offset[1]]
             with torch.no_grad():
-                local[row, start - offset[1] : stop - offset[1]].copy_(piece[slice(start - above, stop - above), *rest])
+                own.copy_(piece[slice(start - above, stop - above), *rest])
         return None
 
 
@@ -105,7 +107,9 @@ def load_sliced(
         sources = _sources(model, files)
         missing = sorted(name for name, pieces in sources.items() if not pieces)
         mixed = model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict
-        if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32) or not _fits(model, sources):
+        if set(missing) - set(may_lack) or (mixed and model.dtype != torch.float32):
+            return None
+        if not _fits(model, sources):
             return None
         shard_model(model, sharding, place)
         resting = torch.device("cpu") if sharding.offload else place
@@ -196,12 +200,15 @@ def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> di
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            with torch.no_grad():
-                value = None if id(parameter) in new else change(parameter)
-            if value is not None:
+            if id(parameter) not in new:
+                with torch.no_grad():
+                    value = change(parameter)
+                if value is None:
+                    continue
                 new[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
-            if id(parameter) in new:
-                parameters[id(new[id(parameter)])] = module._parameters[name] = new[id(parameter)]
+            replacement = new[id(parameter)]
+            parameters[id(replacement)] = replacement
+            module._parameters[name] = replacement
     return parameters
 
 

@@ -116,11 +116,14 @@ class VocabularyPart:
 
     def largest(self, values: Tensor, ids: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """[N, k] the largest of all ranks' values [N, k], by falling value, and their tokens; collective."""
-        every = [[torch.empty_like(part) for _ in range(dist.get_world_size(self.group))] for part in (values, ids)]
-        for parts, own in zip(every, (values, ids), strict=True):
-            dist.all_gather(parts, own.contiguous(), group=self.group)
-        top = torch.cat(every[0], 1).topk(k, dim=1)
-        return top.values, torch.cat(every[1], 1).gather(1, top.indices)
+        top = self._of_all(values).topk(k, dim=1)
+        return top.values, self._of_all(ids).gather(1, top.indices)
+
+    def _of_all(self, columns: Tensor) -> Tensor:
+        """[N, ranks x k] the columns [N, k] of all ranks, side by side."""
+        parts = [torch.empty_like(columns) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, columns.contiguous(), group=self.group)
+        return torch.cat(parts, 1)
 
 
 class _Attention(ParallelStyle):
