@@ -207,9 +207,9 @@ class BatchArithmetic:
         mean = ASSUMED_EXAMPLE
         if lengths:
             mean = round(sum(lengths) / len(lengths))
-        steps = train.steps
-        if not steps:
-            steps = train.steps_of(rows) if rows else 0
+        steps = train.steps or 0
+        if not steps and rows:
+            steps = train.steps_of(rows)
         tokens = train.examples_per_step * mean
         return ExampleStep(
             examples=train.examples_per_step,
@@ -312,7 +312,9 @@ def prompts_and_kept(prompts: int, size: int, selection: Sequence[object]) -> tu
             kept = spec.kept(kept)
         else:
             kept = math.ceil(spec.kept(prompts * kept) / prompts)
-    return prompts, kept if specs else None
+    if not specs:
+        return prompts, None
+    return prompts, kept
 
 
 def prompts_at_once(prompts: int, refill: DynamicSampling | None) -> int | None:

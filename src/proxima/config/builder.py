@@ -36,14 +36,18 @@ class Builder:
 
     def all_problems(self) -> list[Problem]:
         """All problems. Those of unknown keys are worded last: a key may mean a field that was read later."""
-        problems = []
+        problems = list[Problem]()
         for problem in self.problems:
-            problems.append(problem if isinstance(problem, Problem) else problem())
+            if not isinstance(problem, Problem):
+                problem = problem()
+            problems.append(problem)
         return problems
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
-        shown = (None, None) if node is None else (node.shown(), node.source.text)
-        self.problems.append(Problem(path, message, *shown))
+        problem = Problem(path, message)
+        if node is not None:
+            problem = Problem(path, message, node.shown(), node.source.text)
+        self.problems.append(problem)
         return FAILED
 
     def leaf(self, path: str, value: Any, node: Node, of: FieldInfo | type, default: Any = MISSING) -> Any:

@@ -93,7 +93,10 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
     for field in dataclasses.fields(cls):
         if field.init:
             full = hints[field.name]
-            hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
+            hint = full
+            notes: list[Any] = []
+            if get_origin(full) is Annotated:
+                hint, *notes = get_args(full)
             text = next((note for note in notes if isinstance(note, str)), "")
             slot = next((note for note in notes if isinstance(note, Slot)), None)
             default = field.default if field.default_factory is MISSING else field.default_factory()
@@ -202,7 +205,8 @@ def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
             continue
         if _indent(line) <= margin:
             break
-        depth = _indent(line) if depth is None else depth
+        if depth is None:
+            depth = _indent(line)
         match = re.match(r"\s*`?(\w+(?:`?, `?\w+)*)`?:\s*(.*)", line)
         if _indent(line) == depth and match:
             names = tuple(re.findall(r"\w+", match[1]))

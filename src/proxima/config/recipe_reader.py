@@ -149,7 +149,7 @@ def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
         raise one_problem(text, f"{wrong}; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
     try:
         node = _parse(value, COMMAND_LINE.text)
-        content = (value or None) if node is None else node.value
+        content = node.value if node else value or None
     except ConfigError:
         if value[:1] in ("{", "[") and any("=" not in word for word in after):
             message = f"the shell has split the value at a space: quote it, {key}='{value} …'"

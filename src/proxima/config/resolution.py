@@ -135,8 +135,9 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
         if node.mapping is not None and first is not None and second is not None and first is not second:
             node = replace(node, value=_common_fields(node.mapping, first, second))
         # of a section that the recipe's family lacks, or has as another class, no short form is written out yet
-        other = name not in theirs or first is not second
-        kept[name] = merge(None, node, root_field(root).child(name)) if other else node
+        if name not in theirs or first is not second:
+            node = merge(None, node, root_field(root).child(name))
+        kept[name] = node
     if unread:
         raise ConfigError(unread)
     return kept

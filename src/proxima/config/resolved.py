@@ -135,11 +135,15 @@ def dump(resolved: Resolved[Any], earlier: Path | None = None) -> str:
 
     lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
-    body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
+    body = "\n".join(_commented(text, comment, width) for text, comment in lines)
     header = f"# Resolved from {resolved.recipe}; each value with its origin.\n" if resolved.recipe else ""
     if any(entry.where in kept for entry in resolved.entries):
         header = f"{said[0]}\n" if said[0].startswith("# ") else ""  # a recipe that came from Python has none
     return f"{header}{body}\n"
+
+
+def _commented(text: str, comment: str | None, width: int) -> str:
+    return f"{text:<{width}}  # {comment}" if comment else text
 
 
 def nested(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:

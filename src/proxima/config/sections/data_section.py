@@ -111,9 +111,10 @@ WORLD: tuple[Literal["environment"], Literal["tools"]] = ("environment", "tools"
 
 def tasks_of(config: Any) -> dict[str, Any]:
     """The tasks of a config by their dotted paths."""
-    sets = config.eval.all_sets if hasattr(config, "eval") else {}
-    task = config.task if hasattr(config, "task") else None
-    return {"task": task} | {f"{path}.task": held_out.task for path, held_out in sets.items()}
+    tasks = {"task": getattr(config, "task", None)}
+    if hasattr(config, "eval"):
+        tasks |= {f"{path}.task": held_out.task for path, held_out in config.eval.all_sets.items()}
+    return tasks
 
 
 def sources_in(config: Any) -> dict[str, list[TaskSource]]:
@@ -162,11 +163,15 @@ def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, 
     list."""
     sets = r.get("eval.all_sets") or {}
     own = {f"{path}.task": (f"{path}.reward", held_out.reward) for path, held_out in sets.items() if held_out.reward}
-    scorers = {}
+    scorers = dict[str, tuple[str, Sequence[Any]]]()
     for path, sources in sources_in(r.config).items():
         for source in sources:
-            of_source = (source.reward_path, source.reward) if source.reward else ("reward", reward)
-            scorers[source.path] = own.get(path, of_source)
+            if path in own:
+                scorers[source.path] = own[path]
+            elif source.reward:
+                scorers[source.path] = (source.reward_path, source.reward)
+            else:
+                scorers[source.path] = ("reward", reward)
     return scorers
 
 

@@ -127,7 +127,9 @@ def models_exist(r: Resolved[Any]) -> Findings:
     """The local paths of the model, its critic and its teacher must exist and be model folders or .gguf files."""
     for path in MODELS:
         place = r.get(path)
-        problem = None if place is None else model_problem(place)
+        if place is None:
+            continue
+        problem = model_problem(place)
         if problem:
             yield path, problem
 
@@ -185,7 +187,9 @@ def tokens_have_rows(r: Resolved[Any]) -> Findings:
     """Every id of a local tokenizer must have a row in the embedding of its model."""
     for path in MODELS:
         place = r.get(path)
-        problem = None if place is None else _vocabulary_problem(place)
+        if place is None:
+            continue
+        problem = _vocabulary_problem(place)
         if problem:
             yield path, problem
 
@@ -198,7 +202,8 @@ def _vocabulary_problem(folder: str) -> str | None:
     try:
         if (place / ADAPTER).is_file():
             base = base_of(folder).path
-            place = place if (place / "tokenizer.json").is_file() else Path(base).expanduser()
+            if not (place / "tokenizer.json").is_file():
+                place = Path(base).expanduser()
         config = _config_json(base)
         rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
         if not isinstance(rows, int) or not (place / "tokenizer.json").is_file():

@@ -270,7 +270,10 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
     known: the launcher may not have set their number yet, and a hub model may not have been downloaded."""
     if not isinstance(placement, RankPlacement):
         return
-    ranks = placement.ranks if isinstance(placement, RayPlacement) else launched_ranks() or 0
+    if isinstance(placement, RayPlacement):
+        ranks = placement.ranks
+    else:
+        ranks = launched_ranks() or 0  # 0: not known yet
     of = ""
     nearby = os.environ.get("LOCAL_WORLD_SIZE")
     if placement.sharding.kind == "hybrid" and nearby:
@@ -297,7 +300,8 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
         return
     with renamed(POLICY, name):
         sharding = Sharding.of(placement)
-        sharding = sharding if name == POLICY else auxiliary_sharding(sharding, path, revision) or sharding
+        if name != POLICY:
+            sharding = auxiliary_sharding(sharding, path, revision) or sharding
         adapters = r.get(f"{section}.lora") is not None
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 

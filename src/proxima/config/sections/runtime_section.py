@@ -76,10 +76,12 @@ class RuntimeConfig:
         pool: type[WorkerPool] | None = None,
     ) -> RewardRunner:
         """The rewards of these specs under the limits of the section; None: its workers. The caller closes it."""
+        if workers is None:
+            workers = self.reward_workers
         return RewardRunner(
             specs,
             timeout=self.reward_timeout,
-            workers=self.reward_workers if workers is None else workers,
+            workers=workers,
             memory_mb=self.reward_memory_mb,
             compute=compute,
             pool=pool,
