@@ -168,7 +168,8 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
         read = read | (batch.echo > 0)
     rows = torch.argsort((~read).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
-    others = None if others is None else others[rows]
+    if others is not None:
+        others = others[rows]
     found = token_log_prob(hidden.index_select(0, rows), others=others, **settings)
 
     def spread(own: Tensor) -> Tensor:
@@ -334,8 +335,10 @@ class _HeadRows(NamedTuple):
     in_one_pass: bool
 
     def of(self, rows: slice) -> "_HeadRows":
-        parts: list[Any] = [value[rows] if isinstance(value, Tensor) else value for value in self]
-        return _HeadRows(*parts)
+        columns: dict[str, Any] = {
+            name: value[rows] for name, value in self._asdict().items() if isinstance(value, Tensor)
+        }
+        return self._replace(**columns)
 
 
 def _measured(

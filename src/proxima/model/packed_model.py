@@ -114,10 +114,7 @@ class PackedModel:
         self.longest = fix_positions(self.model, None, loaded.max_length)  # tokens; None: not limited
         proof = proof_of(self.model)
         sharding = loaded.sharding
-        # of tokens between ranks
-        split = None
-        if sharding is not None and sharding.context_parallel > 1:
-            split = sharding
+        splits_tokens = sharding is not None and sharding.context_parallel > 1
         path = proof.attention(attention, recompute=gradient_checkpointing)
         if attention == "auto" and path == "packed" and loaded.images is None:
             path = flash_path(head_sizes(self.model), self.device, compute_dtype) or path
@@ -156,8 +153,8 @@ class PackedModel:
         if gradient_checkpointing:
             recompute_layers(self.model)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
-        if split is not None:
-            self.context = ContextGroup(split, self.device, attention)
+        if sharding is not None and splits_tokens:
+            self.context = ContextGroup(sharding, self.device, attention)
 
     @property
     def device(self) -> torch.device:

@@ -141,13 +141,16 @@ def _factors(module: Any, layer_type: str | None, length: int) -> tuple[Tensor, 
 
 def _change(module: Any, layer_type: str | None, own_limit: int) -> int:
     """The longest sequence with the factors of short ones."""
-    short = _factors(module, layer_type, 1)[0]
+    short, _ = _factors(module, layer_type, 1)
     low = 1
     high = own_limit
     while high - low > 1:
         middle = (low + high) // 2
-        same = torch.equal(_factors(module, layer_type, middle)[0], short)
-        low, high = (middle, high) if same else (low, middle)
+        factors, _ = _factors(module, layer_type, middle)
+        if torch.equal(factors, short):
+            low = middle
+        else:
+            high = middle
     return low
 
 

@@ -129,22 +129,22 @@ def load_scalar_model(
 
     if sharding is not None:
         require_splittable(path, revision, sharding, adapters=lora is not None)
-    loaded_on = device if sharding is None else "cpu"
+    whole_on = device if sharding is None else "cpu"
     if is_adapter(path):
-        merged = load_merged(
-            path, partial(_load_below, path, max_length=max_length, dtype=dtype, device=loaded_on), scalar=True
-        )
+        load_base = partial(_load_below, path, max_length=max_length, dtype=dtype, device=whole_on)
+        merged = load_merged(path, load_base, scalar=True)
         return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
-        config.get_text_config().pad_token_id = _neutral_pad(load_tokenizer(path, revision), TextConfig.of(config))
+        tokenizer = load_tokenizer(path, revision)
+        config.get_text_config().pad_token_id = _neutral_pad(tokenizer, TextConfig.of(config))
     may_lack = () if trained else (f"{HEAD}.weight",)
     loaded, missing = load_weights(
         AutoModelForSequenceClassification,
         path,
         revision=revision,
         dtype=dtype,
-        device=loaded_on if lora else device,
+        device=whole_on if lora else device,
         may_lack=may_lack,
         sharding=None if lora else sharding,
         max_length=max_length,

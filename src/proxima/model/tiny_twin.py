@@ -197,7 +197,10 @@ def _reduced(name: str, value: Any, narrow: bool, vocabulary: int = VOCABULARY) 
     if POSITIONS.fullmatch(name):
         return min(max(value, 32), 128)
     table = LARGEST if narrow else LARGEST[:NOT_WIDTHS]
-    return min(value, next((most for pattern, most in table if re.fullmatch(pattern, name)), value))
+    for pattern, most in table:
+        if re.fullmatch(pattern, name):
+            return min(value, most)
+    return value
 
 
 def _reduced_id(value: Any, vocabulary: int) -> Any:

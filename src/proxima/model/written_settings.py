@@ -204,8 +204,11 @@ def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     """The older fields for the settings of rotary positions, which may be nested by the kind of layer."""
     base, local_base = OLDER_BASES.get(kind, BASES)
     nested = any(isinstance(part, dict) for part in rope.values()) and "rope_theta" not in rope
-    whole = rope.get("full_attention") or {} if nested else rope
-    window = rope.get("sliding_attention") or {} if nested else {}
+    whole = rope
+    window: Mapping[str, Any] = {}
+    if nested:
+        whole = rope.get("full_attention") or {}
+        window = rope.get("sliding_attention") or {}
     older = {base: whole.get("rope_theta")}
     if local_base is not None and "rope_theta" in window:
         older[local_base] = window["rope_theta"]
@@ -216,7 +219,10 @@ def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     if kind in LONG_ROPE and "long_factor" in scaling:
         taken = LONG_ROPE[kind]
         scaling = {"type": scaling["rope_type"], **{name: scaling[name] for name in taken if name in scaling}}
-    older["rope_scaling"] = None if scaling in ({}, {"rope_type": "default"}) else scaling
+    if scaling in ({}, {"rope_type": "default"}):
+        older["rope_scaling"] = None
+    else:
+        older["rope_scaling"] = scaling
     return {name: value for name, value in older.items() if value is not None or name == "rope_scaling"}
 
 

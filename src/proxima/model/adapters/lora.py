@@ -169,6 +169,7 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
     endings = tuple(f".{target}" for target in names)
     eyes = sorted({name.removesuffix(".weight") for name in vision_parameters(model)})  # named alike in some models
     apart = [name for name in eyes if f".{name}".endswith(endings)]
+    task = "SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM"
     alpha: Any = lora.alpha
     if alpha == int(alpha):
         alpha = int(alpha)  # as peft writes it
@@ -181,7 +182,7 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
         use_dora=lora.dora,
         init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
         fan_in_fan_out=any(map(_is_transposed, layers.values())),
-        task_type="SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM",
+        task_type=task,
     )
 
 
@@ -205,8 +206,10 @@ def plain_weights(model: nn.Module, *, shapes: bool = False) -> Iterator[tuple[s
             lender.load_parameter(name)
         owner, _, suffix = name.partition(".base_layer.")
         if owner in adapted and suffix:
-            whole = weight_of(adapted[owner]) if suffix == "weight" else parameter
-            yield f"{owner}.{suffix}", whole
+            if suffix == "weight":
+                yield f"{owner}.{suffix}", weight_of(adapted[owner])
+            else:
+                yield f"{owner}.{suffix}", parameter
         elif not any(name.startswith(f"{layer}.") for layer in adapted):
             yield name, parameter
 

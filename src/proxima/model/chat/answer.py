@@ -60,7 +60,9 @@ def _with_answer(
 ) -> tuple[list[int], list[int], int]:
     """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
     common prefix."""
-    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    said = answer
+    if isinstance(said, str):
+        said = {"role": "assistant", "content": said}
     if is_begun(prompt):
         *prompt_before, begun = prompt
         chat = [*prompt_before, {**begun, **said, "content": begun["content"] + said["content"]}]

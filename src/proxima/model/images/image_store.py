@@ -257,7 +257,9 @@ class ImageStore:
             firsts = [0, *accumulate(lengths)]
             pieces = []
             for run, length, first in zip(runs, lengths, firsts, strict=False):
-                pieces.append(f"{mark}{number} {length} {first}{mark}" if length else run)
+                if length:
+                    run = f"{mark}{number} {length} {first}{mark}"
+                pieces.append(run)
             self._texts[number] = "".join(pieces)
         return self._texts[number]
 

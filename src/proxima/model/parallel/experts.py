@@ -73,7 +73,8 @@ def split_rows(module: nn.Module, mesh: DeviceMesh) -> None:
     are on the meta device."""
     for name, weight in list(module.named_parameters(recurse=False)):
         own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
-        own = own if own.is_meta else own.to(mesh.device_type, copy=True)  # no device holds the whole weight
+        if not own.is_meta:
+            own = own.to(mesh.device_type, copy=True)  # no device holds the whole weight
         size = weight.shape
         stride = weight.stride()
         split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=size, stride=stride)

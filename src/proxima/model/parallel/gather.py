@@ -159,7 +159,8 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
         if id(parameter) not in parameters:
             shape = parameter.shape if weights else ()
             empty = torch.empty(shape, dtype=parameter.dtype, device=device)
-            empty = empty if weights else empty.expand(parameter.shape)
+            if not weights:
+                empty = empty.expand(parameter.shape)
             parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])

@@ -157,7 +157,9 @@ def _outer_units(model: nn.Module) -> list[Any]:
 
 def _settings(module: nn.Module, meshes: Meshes, sharding: Sharding) -> dict[str, Any]:
     mesh = meshes.shards
-    offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if sharding.offload else OffloadPolicy()
+    offload = OffloadPolicy()
+    if sharding.offload:
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     reduced = torch.promote_types(next(module.parameters()).dtype, torch.float32)
     gathered = sharding.gathered_dtype
     precision = MixedPrecisionPolicy(gathered, reduced, cast_forward_inputs=gathered is not None)

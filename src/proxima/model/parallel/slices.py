@@ -186,9 +186,13 @@ def _parameters_on_meta() -> Iterator[None]:
 def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:
     """Call `prepare(model)` with zeros that take no memory in place of the weights, so that the adapters it adds are
     real."""
+
+    def to_meta(parameter: Tensor) -> Tensor | None:
+        return parameter.to("meta") if id(parameter) in weights else None
+
     weights = _replaced(model, lambda p: torch.zeros((), dtype=p.dtype).expand(p.shape))
     prepare(model)
-    _replaced(model, lambda p: p.to("meta") if id(p) in weights else None)
+    _replaced(model, to_meta)
 
 
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> dict[int, nn.Parameter]:
