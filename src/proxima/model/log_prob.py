@@ -39,9 +39,9 @@ def rows_of_logits(memory: int, vocabulary: int) -> int:
     """The rows of logits that are alive at once on a GPU with `memory` bytes: the largest power of two whose logits
     take at most 1 / `SHARE` of it, but at least `FEWEST_ROWS` and at most `MOST_ROWS`.
 
-    The head's weights are read, and its gradient is read and written, once for each chunk: 512 rows wait as long for
-    that as they compute. It is the memory of the device, not what is free at the moment: a run that is resumed computes
-    in the same chunks as before, and so does every rank.
+    Each chunk reads the head's weights, and reads and writes their gradient: with 512 rows a GPU waits for memory as
+    long as it computes. `memory` is what the device has, not what is free: so a resumed run, and every rank, computes
+    in the same chunks.
     """
     rows = MOST_ROWS
     while rows > FEWEST_ROWS and rows * vocabulary * LOGIT * SHARE > memory:
@@ -335,10 +335,11 @@ class _HeadRows(NamedTuple):
     in_one_pass: bool
 
     def of(self, rows: slice) -> "_HeadRows":
-        columns: dict[str, Any] = {
-            name: value[rows] for name, value in self._asdict().items() if isinstance(value, Tensor)
-        }
-        return self._replace(**columns)
+        columns: dict[str, Any] = self._asdict()
+        for name, value in columns.items():
+            if isinstance(value, Tensor):
+                columns[name] = value[rows]
+        return _HeadRows(**columns)
 
 
 def _measured(

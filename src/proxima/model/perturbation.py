@@ -21,14 +21,19 @@ ROUNDS = ((16, 0x7FEB352D), (15, -0x7B935975))  # shift to the right, multiply
 @contextmanager
 def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[None]:
     """Inside this context a uniform draw of this standard deviation is added to each parameter, and each token's row in
-    embedding and head is scaled by 1 + or - `ROW_GAIN`; afterwards all are restored exactly. On each rank of a sharded
-    module, its own slices change as the whole weights do on one: a draw depends on the place of its number in the whole
-    weight, so each rank draws its own on its own device, and nothing of the whole shape. No collective.
+    embedding and head is scaled by 1 + or - `ROW_GAIN`; afterwards all are restored exactly.
+
+    Each rank of a sharded module changes its own slices just as a single process would change the whole weights: a draw
+    depends on where its number stands in the whole weight. Each rank draws its own numbers on its own device; nothing
+    of the whole shape is made, and there is no collective.
 
     Args:
         amounts: of each of `module.parameters()`, in their order; one whose amount is 0 is left as it is.
     """
-    changed = [(n, p, amount) for n, (p, amount) in enumerate(zip(module.parameters(), amounts, strict=True)) if amount]
+    changed = list[tuple[int, nn.Parameter, float]]()
+    for number, (parameter, amount) in enumerate(zip(module.parameters(), amounts, strict=True)):
+        if amount:
+            changed.append((number, parameter, amount))
     moved = {id(parameter) for _, parameter, _ in changed}
     saved = [own_slice(parameter).to("cpu", copy=True) for _, parameter, _ in changed]
     try:
@@ -72,7 +77,9 @@ def _draws(
         rows = slice(start, min(start + count, len(local)))
         above = places[0].start
         first = _range(slice(above + rows.start, above + rows.stop), local) * length
-        yield rows, _uniform(first.view(-1, *[1] * inner.dim()) + inner, seed)
+        for _ in range(inner.dim()):
+            first = first[..., None]
+        yield rows, _uniform(first + inner, seed)
 
 
 def _range(places: slice, local: Tensor) -> Tensor:

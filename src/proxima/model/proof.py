@@ -97,10 +97,11 @@ def _read_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_own_thread(call: Callable[[], T]) -> T:
-    """Call in a thread that ends afterwards. A thread that computes keeps a team of OpenMP threads for its life, and
-    with more of these than cores all teams wait by sleeping: a proof in the thread of the event loop made each later
-    step of a run 10 % slower. The thread has none of the caller's modes: neither autocast nor a rehearsal's tensors
-    without data."""
+    """Call in a thread of its own, which ends afterwards.
+
+    A thread that computes keeps a team of OpenMP threads until it ends. Once there are more of them than cores, all of
+    them sleep while they wait: a proof in the event loop's thread made every later step of a run 10 % slower. The new
+    thread has none of the caller's modes, such as autocast, or a rehearsal's tensors without data."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(call).result()
 

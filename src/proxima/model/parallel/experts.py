@@ -39,7 +39,7 @@ def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = 
     require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
     legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")
-    stacked = model is None or any(True for _ in stacked_experts(model))
+    stacked = model is None or next(stacked_experts(model), None) is not None
     require(stacked, FIELD, parts, "has no plan for a model whose experts are not stacked", remedy="set it to 1")
 
 
@@ -62,8 +62,9 @@ def _even_axis(shards: int, parts: int) -> Callable[[nn.Parameter], Shard | None
     rows if only these divide evenly."""
 
     def axis(weight: nn.Parameter) -> Shard | None:
-        by_rows = len(weight) // parts % shards and weight.dim() > 1 and weight.shape[1] % shards == 0
-        return Shard(1) if by_rows else None
+        if len(weight) // parts % shards == 0 or weight.dim() == 1 or weight.shape[1] % shards:
+            return None
+        return Shard(1)
 
     return axis
 

@@ -128,7 +128,8 @@ def load_sliced(
 
 def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
     """The safetensors file of each weight, of a folder or a hub name; None if they are missing."""
-    index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
+    index = _file(path, revision, INDEX)
+    single = _file(path, revision, SINGLE)
     if index is not None:
         places: dict[str, str] = load_json(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
