@@ -21,10 +21,10 @@ class BaseTokenizer:
 
     chat_template = None
     eos_token_id = 2
-    added_tokens_decoder = {}
 
     def __init__(self, ends=True):
         self.ends = ends
+        self.added_tokens_decoder = {}
 
     def __call__(self, text):
         return {"input_ids": [1, *(ord(letter) + 10 for letter in text), *([2] if self.ends else [])]}
