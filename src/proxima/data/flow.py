@@ -144,8 +144,8 @@ class Completion(Columns):
                     raise ValueError(f"Completion.{column.name}: missing for {len(self.tokens)} tokens.")
             self.check_shapes(tokens=len(self.tokens), prompt_tokens=None, sampled=self.sampled)
         except ValueError as error:
-            place = f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
-            raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error
+            reason = str(error).removesuffix(".")
+            raise UserError(f"{self._place}: {reason}", remedy=REPAIR) from error
 
     @classmethod
     def of_text(
@@ -169,11 +169,20 @@ class Completion(Columns):
         """Raise a UserError that names the completion if a token's version is below 0 or above `newest`."""
         if not len(self.tokens):
             return
-        first, last = int(self.policy_version.min()), int(self.policy_version.max())
-        if first < 0 or (newest is not None and last > newest):
-            wrong, bound = (first, "versions begin with 0") if first < 0 else (last, f"the weights are of {newest}")
-            place = f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
-            raise UserError(f"{place}: Completion.policy_version: {wrong}, but {bound}", remedy=REPAIR)
+        first = int(self.policy_version.min())
+        last = int(self.policy_version.max())
+        problem = None
+        if first < 0:
+            problem = f"{first}, but versions begin with 0"
+        elif newest is not None and last > newest:
+            problem = f"{last}, but the weights are of {newest}"
+        if problem is not None:
+            raise UserError(f"{self._place}: Completion.policy_version: {problem}", remedy=REPAIR)
+
+    @property
+    def _place(self) -> str:
+        """The completion in a message."""
+        return f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
 
     def stopped_after(self, length: int) -> "Completion":
         """The completion as it was after `length` tokens, ended by `abort`. Its text then is not known, and empty."""
@@ -209,7 +218,7 @@ class Completion(Columns):
     @property
     def generated(self) -> int:
         """The number of tokens that the model wrote freely, over all paths; observations are not counted."""
-        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
+        return sum(_sampled_tokens(path) for path in self.paths)
 
     @property
     def versions(self) -> Ints:
@@ -217,6 +226,12 @@ class Completion(Columns):
         if self.sampled is None:
             return self.policy_version
         return np.concatenate([path.policy_version[path.sampled] for path in self.paths])
+
+
+def _sampled_tokens(path: Completion) -> int:
+    if path.sampled is None:
+        return len(path.tokens)
+    return int(path.sampled.sum())
 
 
 STOPPED = "stopped before its end: pruning keeps others of its group"  # `Score.error`
@@ -247,13 +262,17 @@ class Score:
         """Return the fields as JSON values, which `of_facts` reads; `players` only if not empty."""
         facts = asdict(replace(self, players={}))
         del facts["players"]
-        return facts | ({"players": {name: s.facts() for name, s in self.players.items()}} if self.players else {})
+        if self.players:
+            facts["players"] = {name: score.facts() for name, score in self.players.items()}
+        return facts
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> "Score":
         """Restore a score from its `facts`."""
-        players: Mapping[str, Any] = facts.get("players") or {}
-        return cls(**{**facts, "players": {name: cls.of_facts(score) for name, score in players.items()}})
+        fields = dict(facts)
+        players: Mapping[str, Any] = fields.get("players") or {}
+        fields["players"] = {name: cls.of_facts(score) for name, score in players.items()}
+        return cls(**fields)
 
     @classmethod
     def failed(cls, error: str) -> "Score":
@@ -306,6 +325,13 @@ def without_score(groups: Sequence[Group]) -> int:
 
 def score_errors(groups: Sequence[Group]) -> str:
     """Join the distinct errors of the failed scores, at most three."""
-    failed = [score for group in groups for score in group.scores if not score.valid and not score.stopped]
-    errors = list(dict.fromkeys(str(score.error) for score in failed))
-    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")
+    errors: list[str] = []
+    for group in groups:
+        for score in group.scores:
+            error = str(score.error)
+            if not score.valid and not score.stopped and error not in errors:
+                errors.append(error)
+    shown = errors[:3]
+    if len(errors) > 3:
+        shown.append(f"and {len(errors) - 3} more")
+    return "; ".join(shown)

@@ -16,7 +16,7 @@ share prefixes in the same way. Axis N still has all tokens of every response: o
 targets, each with its own place in the loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
@@ -139,20 +139,23 @@ class PackedBatch:
         """For each segment, the spans of L with the tokens before it, in order: the first `seen` tokens of its parent's
         sequence. A whole prompt has none; a response that shares only its prompt has the spans of the prompt."""
         out: list[list[tuple[int, int]]] = []
-        for parent, left in zip(self.parents, self.seen, strict=True):
-            out.append([])
-            for start, end in (*out[parent], self.edges[parent : parent + 2]) if parent >= 0 else ():
-                if left > 0:
-                    out[-1].append((start, min(end, start + left)))
-                left -= end - start
+        for parent, seen in zip(self.parents, self.seen, strict=True):
+            spans: list[tuple[int, int]] = []
+            if parent >= 0:
+                of_parent = (self.edges[parent], self.edges[parent + 1])
+                spans = _first_tokens([*out[parent], of_parent], seen)
+            out.append(spans)
         return out
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         """The batch with every tensor on `device`; the batch itself if it is already there."""
         if self.tokens.device == torch.device(device):
             return self
-        values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        moved: dict[str, Any] = {name: to_device(value, device) for name, value in values if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor):
+                moved[each.name] = to_device(value, device)
         return replace(self, **moved)
 
     def policy_batch(
@@ -163,8 +166,9 @@ class PackedBatch:
         bucket_log_prob: Tensor | None = None,
     ) -> PolicyBatch:
         """The input of the loss: the columns that both classes share, and the model's outputs, [N] or [N, K] each."""
-        of_sequences = self.tokens_of, self.sampled_of, self.in_loss_of
-        counts = HostCounts(*of_sequences, self.cu_seqlens, self.sampled, self.loss_mask)
+        counts = HostCounts(
+            self.tokens_of, self.sampled_of, self.in_loss_of, self.cu_seqlens, self.sampled, self.loss_mask
+        )
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         facts = {name: getattr(self, name) for name in shared}
         return PolicyBatch(
@@ -197,14 +201,12 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     # segments: the unshared rest of each response, after the rest of its prompt where that is laid out
     pieces: list[NDArray[Any]] = []
     for item, own_prompt, begin, start in zip(trajectories, lays_prompt, prompt_shared, shared, strict=True):
-        pieces += [item.prompt_tokens[begin:], item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
+        if own_prompt:
+            pieces.append(item.prompt_tokens[begin:])
+        pieces.append(item.tokens[start:-1])
     segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
     response = np.cumsum(1 + lays_prompt) - 1  # [S], the segment of each response
-    # [S], of its prompt
-    if len(lays_prompt):
-        prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1]
-    else:
-        prompt = response
+    prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1]  # [S], of its prompt
     parent = np.full(len(pieces), -1, np.int64)
     parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
     parent[prompt[prompt_shared > 0]] = np.roll(prompt, 1)[prompt_shared > 0]
@@ -216,8 +218,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - shared - cu_seqlens[:-1], lengths)
     predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
     for i in shared.nonzero()[0]:  # in order: the neighbour's entries may be copies too
-        positions, neighbour = (slice(at, at + shared[i] + 1) for at in (cu_seqlens[i], cu_seqlens[i - 1]))
-        predict[positions] = predict[neighbour]
+        count = shared[i] + 1
+        own = cu_seqlens[i]
+        neighbour = cu_seqlens[i - 1]
+        predict[own : own + count] = predict[neighbour : neighbour + count]
     columns = {
         "tokens": _joined(pieces, np.int64),
         "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - seen, np.diff(segment_cu)),
@@ -229,37 +233,53 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
     for column in _carried():
-        if column.dtype != "id":
-            columns |= (_packed_sets if column.ragged else _packed)(column, trajectories)
-        elif routes:
-            columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
+        if column.dtype == "id":
+            if routes:
+                columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
+        elif column.ragged:
+            columns |= _packed_sets(column, trajectories)
+        else:
+            columns |= _packed(column, trajectories)
     wrong = columns["loss_mask"] & ~columns["sampled"]
     if wrong.any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
-    echo = columns.get("echo")
-    if echo is not None:
-        columns["temperature"] = np.where(echo > 0, np.float32(1), columns["temperature"])
-        wrong = (echo > 0) & columns["sampled"]
+    if "echo" in columns:
+        observed = columns["echo"] > 0
+        columns["temperature"] = np.where(observed, np.float32(1), columns["temperature"])
+        wrong = observed & columns["sampled"]
         if wrong.any():
             raise ValueError(f"pack: token {wrong.argmax()} of the batch is sampled, so it can't be an observation.")
-    masks = (columns["sampled"], columns["loss_mask"])
-    sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
-    versions, masks_cu = columns.get("policy_version"), columns.get("sampling_mask_cu")
     return PackedBatch(
         **tensors,
+        **_on_host(columns),
         tokens_of=tuple(lengths.tolist()),
-        sampled_of=sampled_of,
-        in_loss_of=in_loss_of,
+        sampled_of=_counts(columns["sampled"], cu_seqlens),
+        in_loss_of=_counts(columns["loss_mask"], cu_seqlens),
         edges=tuple(segment_cu.tolist()),
         parents=tuple(parent.tolist()),
         responses=tuple(response.tolist()),
         seen=tuple(seen.tolist()),
         completions=_completions(trajectories),
-        sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
-        echo_tokens=0 if echo is None else int((echo > 0).sum()),
-        newest_version=-1 if versions is None else int(versions.max(initial=-1)),
     )
+
+
+def _counts(mask: NDArray[np.bool_], cu_seqlens: NDArray[np.int64]) -> tuple[int, ...]:
+    """The number of marked tokens of each sequence."""
+    marked_before = _prefix_sum(mask)
+    return tuple(np.diff(marked_before[cu_seqlens]).tolist())
+
+
+def _on_host(columns: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The fields of a `PackedBatch` that repeat on the host what some columns say, of the columns that there are."""
+    facts: dict[str, Any] = {}
+    if "sampling_mask_cu" in columns:
+        facts["sampling_mask_edges"] = tuple(columns["sampling_mask_cu"].tolist())
+    if "echo" in columns:
+        facts["echo_tokens"] = int((columns["echo"] > 0).sum())
+    if "policy_version" in columns:
+        facts["newest_version"] = int(columns["policy_version"].max(initial=-1))
+    return facts
 
 
 def _completions(trajectories: Sequence[Trajectory]) -> tuple[int, ...]:
@@ -273,9 +293,21 @@ def _completions(trajectories: Sequence[Trajectory]) -> tuple[int, ...]:
     return (*starts, len(trajectories))
 
 
+def _first_tokens(spans: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """The spans cut off after `count` tokens."""
+    out: list[tuple[int, int]] = []
+    for start, end in spans:
+        if count <= 0:
+            break
+        out.append((start, min(end, start + count)))
+        count -= end - start
+    return out
+
+
 def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
     """[T] the indices in these spans, in order."""
-    return torch.cat([torch.arange(0), *(torch.arange(start, end) for start, end in spans)])
+    parts = [torch.arange(start, end) for start, end in spans]
+    return torch.cat([torch.arange(0), *parts])
 
 
 def _shared(
@@ -284,7 +316,8 @@ def _shared(
     """[S] True for trajectories that lay out their prompt: the first of a group, or all without `share_prompt`; [S]
     their `common_prompt_prefix`; [S] the `common_response_prefix` of the others."""
     lays_prompt = np.append(True, group[1:] != group[:-1])[: len(group)]
-    prompt_shared, shared = np.zeros((2, len(group)), np.int64)
+    prompt_shared = np.zeros(len(group), np.int64)
+    shared = np.zeros(len(group), np.int64)
     last_laid = 0  # index of the trajectory whose prompt was laid out last, with its routes
     for i, (before, item) in enumerate(pairwise(trajectories), 1):
         if lays_prompt[i]:
@@ -310,16 +343,28 @@ def _carried() -> list[TokenColumn]:
 
 def _packed(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
     """A column joined along axis N if the trajectories have it; a mask that is None is all True."""
-    values = [getattr(item, column.name) for item in trajectories]
     if column.dtype == "bool":
-        pairs = zip(values, trajectories, strict=True)
-        values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in pairs]
+        masks = [_full_mask(item, column) for item in trajectories]
+        return {column.name: _joined(masks, np.bool_)}
+
+    values = [getattr(item, column.name) for item in trajectories]
     present = [value is not None for value in values]
-    if any(present) and not all(present):
-        _refuse_missing(column, present.index(False))
-    if not all(present) or (not values and column.dtype != "bool"):
+    if not any(present):
         return {}
-    return {column.name: _joined(values, np.int64 if column.dtype == "int32" else np.dtype(column.dtype))}
+    if not all(present):
+        _refuse_missing(column, present.index(False))
+    dtype = np.dtype(column.dtype)
+    if dtype == np.int32:
+        dtype = np.dtype(np.int64)
+    return {column.name: _joined(values, dtype)}
+
+
+def _full_mask(item: Trajectory, column: TokenColumn) -> NDArray[np.bool_]:
+    """[T] bool, a mask of the trajectory."""
+    mask: NDArray[np.bool_] | None = getattr(item, column.name)
+    if mask is None:
+        return np.broadcast_to(True, len(item.tokens))
+    return mask
 
 
 def _packed_sets(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
@@ -352,26 +397,31 @@ def _fed(
     known = [values for values in responses if values is not None]
     if not known:
         return {}
-    dtype = np.result_type(*known)
+    unknown = np.full(known[0].shape[1:], column.absent, np.result_type(*known))  # of one token
     pieces: list[NDArray[Any]] = []
     for item, response, own_prompt, begin, start in zip(
         trajectories, responses, lays_prompt, prompt_shared, shared, strict=True
     ):
-        prompt = getattr(item, f"prompt_{column.name}")
-        size = len(item.prompt_tokens)
         if own_prompt:
-            parts = [(None if prompt is None else prompt[begin:], size - begin)]
-        else:
-            parts = []
-        parts += [(None if response is None else response[start + 1 :], len(item.tokens[start:-1]))]
-        for values, count in parts:
-            pieces.append(np.full((count, *known[0].shape[1:]), column.absent, dtype) if values is None else values)
+            prompt = getattr(item, f"prompt_{column.name}")
+            pieces.append(_from(begin, prompt, len(item.prompt_tokens), unknown))
+        pieces.append(_from(start + 1, response, len(item.tokens), unknown))
     return {column.name: np.concatenate(pieces)}
 
 
+def _from(start: int, values: NDArray[Any] | None, length: int, unknown: NDArray[Any]) -> NDArray[Any]:
+    """The values of the tokens from `start` on, of a column of `length` tokens; each is `unknown` if it is None."""
+    if values is not None:
+        return values[start:]
+    return np.broadcast_to(unknown, (max(0, length - start), *unknown.shape))
+
+
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    filled = [part for part in parts if len(part)] or [np.empty((0, *parts[0].shape[1:]) if parts else 0, dtype)]
-    return np.concatenate(filled, dtype=dtype, casting="same_kind")
+    filled = [part for part in parts if len(part)]
+    if filled:
+        return np.concatenate(filled, dtype=dtype, casting="same_kind")
+    of_token = parts[0].shape[1:] if parts else ()
+    return np.empty((0, *of_token), dtype)
 
 
 def _prefix_sum(counts: NDArray[Any]) -> NDArray[np.int64]:
@@ -417,6 +467,9 @@ def packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
     those with the longest common prefixes become neighbours: by group, in order of first appearance, then by tokens."""
     if all(sequence.sampled is None for sequence, *_ in items):
         return range(len(items))
-    place: dict[int, int] = {}
-    keys = [(place.setdefault(path.group, i), path.tokens.tobytes()) for i, (path, *_) in enumerate(items)]
+    place_of_group: dict[int, int] = {}
+    keys: list[tuple[int, bytes]] = []
+    for i, (path, *_) in enumerate(items):
+        place = place_of_group.setdefault(path.group, i)
+        keys.append((place, path.tokens.tobytes()))
     return sorted(range(len(items)), key=keys.__getitem__)

@@ -87,8 +87,7 @@ class Trajectory(Columns):
         if not self.temperature > 0:
             reason = "a greedy completion has no log-probs to train on"
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
-        tokens, prompt_tokens = len(self.tokens), len(self.prompt_tokens)
-        self.check_shapes(tokens=tokens, prompt_tokens=prompt_tokens, sampled=self.sampled)
+        self.check_shapes(tokens=len(self.tokens), prompt_tokens=len(self.prompt_tokens), sampled=self.sampled)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)
@@ -105,11 +104,11 @@ class Trajectory(Columns):
     def with_sentinel(self) -> "Trajectory":
         """A copy like `bare`, with one more token of id 0, the sentinel. A packed response's last token is not fed; the
         sentinel makes the response's own last token fed, and its hidden state available."""
-        if self.sampled is None:
-            sampled = None
-        else:
-            sampled = np.append(self.sampled, False)
-        return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
+        tokens = np.append(self.tokens, np.int32(0))
+        sampled = self.sampled
+        if sampled is not None:
+            sampled = np.append(sampled, False)
+        return self._of_tokens(tokens, sampled)
 
     def _of_tokens(self, tokens: Ints, sampled: Bools | None) -> "Trajectory":
         prompt = self.prompt_tokens
@@ -129,7 +128,17 @@ class Trajectory(Columns):
         """The trajectory of a completion, or of one path of an episode; the loss mask has the tokens that the model
         wrote. `behavior` selects which of the engine's two log-probs is μ: `untruncated`, or `sampled`, which also
         takes the `sampling_mask`. `routes` takes the `routed_experts`. No column is copied."""
-        untruncated = behavior == "untruncated"
+        if behavior == "untruncated":
+            behavior_log_prob = completion.untruncated_log_prob
+            sampling_mask = None
+        else:
+            behavior_log_prob = completion.sampled_log_prob
+            sampling_mask = completion.sampling_mask
+        routed_experts = None
+        prompt_routed_experts = None
+        if routes:
+            routed_experts = completion.routed_experts
+            prompt_routed_experts = completion.prompt_routed_experts
         return cls(
             uid=completion.prompt_uid,
             sample=completion.sample,
@@ -139,16 +148,16 @@ class Trajectory(Columns):
             tokens=completion.tokens,
             temperature=completion.temperature,
             truncated=completion.truncated,
-            behavior_log_prob=completion.untruncated_log_prob if untruncated else completion.sampled_log_prob,
+            behavior_log_prob=behavior_log_prob,
             policy_version=completion.policy_version,
             loss_mask=completion.sampled,
             sampled=completion.sampled,
             advantage=np.asarray(advantage, np.float32),
             top_k=completion.top_k,
             behavior_top_k_log_prob=completion.top_k_log_prob,
-            sampling_mask=None if untruncated else completion.sampling_mask,
-            routed_experts=completion.routed_experts if routes else None,
-            prompt_routed_experts=completion.prompt_routed_experts if routes else None,
+            sampling_mask=sampling_mask,
+            routed_experts=routed_experts,
+            prompt_routed_experts=prompt_routed_experts,
         )
 
 
@@ -217,7 +226,8 @@ class PreferencePair:
     def with_sides(self, sides: Sequence[Trajectory]) -> "PreferencePair":
         """A copy with `sides`, which have further columns, in place of its own."""
         count = len(paths_of(self.chosen))
-        chosen, rejected = with_paths(self.chosen, sides[:count]), with_paths(self.rejected, sides[count:])
+        chosen = with_paths(self.chosen, sides[:count])
+        rejected = with_paths(self.rejected, sides[count:])
         return replace(self, chosen=chosen, rejected=rejected)
 
 
@@ -241,14 +251,16 @@ class LabeledCompletion:
     @property
     def sides(self) -> tuple[Trajectory, ...]:
         """The sequences for which a reference computes log-probs."""
-        other = () if self.mismatched is None else paths_of(self.mismatched)
-        return (*paths_of(self.completion), *other)
+        own = paths_of(self.completion)
+        if self.mismatched is None:
+            return own
+        return (*own, *paths_of(self.mismatched))
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":
         """A copy with `sides`, which have further columns, in place of its own."""
         count = len(paths_of(self.completion))
-        if self.mismatched is None:
-            other = None
-        else:
-            other = with_paths(self.mismatched, sides[count:])
-        return replace(self, completion=with_paths(self.completion, sides[:count]), mismatched=other)
+        completion = with_paths(self.completion, sides[:count])
+        mismatched = self.mismatched
+        if mismatched is not None:
+            mismatched = with_paths(mismatched, sides[count:])
+        return replace(self, completion=completion, mismatched=mismatched)
