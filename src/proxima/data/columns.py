@@ -74,8 +74,9 @@ class TokenColumn:
     @property
     def tensor(self) -> str:
         """The annotation of its tensor in a packed batch; expert ids have axis L, all tokens that are fed."""
-        tensor_axes = self.axes.replace("T", "L" if self.dtype == "id" else "N", 1)
-        return f"{self.dtype.rstrip('0123456789')} {tensor_axes}"
+        axis = "L" if self.dtype == "id" else "N"
+        kind = self.dtype.rstrip("0123456789")
+        return f"{kind} {self.axes.replace('T', axis, 1)}"
 
 
 # fmt: off
@@ -193,14 +194,16 @@ class Columns:
                 column = np.broadcast_to(column, length)
             if name == "tokens":
                 length = len(column)
-            elif not (name in TOKEN_COLUMNS and TOKEN_COLUMNS[name].of_prompt) and len(column) != length:
+            of_prompt = name in TOKEN_COLUMNS and TOKEN_COLUMNS[name].of_prompt
+            if not of_prompt and len(column) != length:
                 raise ValueError(f"{cls.__name__}.{name}: {len(column)} values for {length} tokens.")
             object.__setattr__(self, name, column)
 
     def check_shapes(self, *, tokens: int, prompt_tokens: int | None, sampled: Bools | None) -> None:
         """Check the columns that are not `plain`, for this many tokens (None: any); ValueError as above."""
         for column in TOKEN_COLUMNS.values():
-            if column.plain or (values := vars(self).get(column.name)) is None:
+            values = vars(self).get(column.name)
+            if column.plain or values is None:
                 continue
             if column.ragged:
                 values.check(vars(self)["tokens"], sampled)
@@ -217,17 +220,27 @@ class Columns:
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, columns as lists; those in `not_json`, and columns that are not `plain`, are None."""
-        values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         omitted = {column.name for column in TOKEN_COLUMNS.values() if not column.plain} | set(self.not_json)
-        kept = ((name, None if name in omitted else value) for name, value in values)
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in kept}
+        facts: dict[str, Any] = {}
+        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+            value = getattr(self, each.name)
+            if each.name in omitted:
+                value = None
+            elif isinstance(value, np.ndarray):
+                value = value.tolist()
+            facts[each.name] = value
+        return facts
 
 
 @cache
 def column_dtypes(cls: type[Any]) -> dict[str, np.dtype[Any]]:
     """The columns of a class by name, in the order of its fields. Fields with a quoted annotation are not columns."""
-    hints = {f.name: [f.type, *get_args(f.type)] for f in fields(cls)}
-    return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for each in fields(cls):
+        for part in (each.type, *get_args(each.type)):
+            if part in _DTYPES:
+                dtypes[each.name] = _DTYPES[part]
+    return dtypes
 
 
 def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
@@ -326,7 +339,9 @@ class SamplingMask:
         counts = self.counts
         row = np.repeat(np.arange(len(self)), counts)
         in_set = np.bincount(row[self.ids == tokens[row]], minlength=len(self)) > 0
-        wrong = ~in_set if sampled is None else ~in_set & sampled
+        wrong = ~in_set
+        if sampled is not None:
+            wrong &= sampled
         if wrong.any():
             t = int(wrong.argmax())
             if counts[t]:

@@ -110,14 +110,16 @@ class Episode:
 
     @classmethod
     def from_json(cls, text: str) -> "Episode":
-        values = load_json(text)
-        return cls(**{**values, "spans": tuple(_span(value) for value in values["spans"])})
+        facts = dict(load_json(text))
+        facts["spans"] = tuple(map(_span, facts["spans"]))
+        return cls(**facts)
 
 
-def _span(values: Mapping[str, Any]) -> Span:
-    calls: Sequence[Mapping[str, Any]] = values["calls"]
-    made = tuple(ToolCall(**call) for call in calls)
-    return Span(**{**values, "calls": made, "unreadable": tuple(values["unreadable"])})
+def _span(facts: Mapping[str, Any]) -> Span:
+    facts = dict(facts)
+    facts["calls"] = tuple(ToolCall(**call) for call in facts["calls"])
+    facts["unreadable"] = tuple(facts["unreadable"])
+    return Span(**facts)
 
 
 class EpisodeLife(NamedTuple):

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-LONGEST_VALUE, LONGEST_LINE = 300, 2_000  # characters
+LONGEST_VALUE = 300  # characters
+LONGEST_LINE = 2_000
 
 
 def abbreviated(text: str, longest: int) -> str:
@@ -144,7 +145,8 @@ def within(section: str) -> Iterator[None]:
     try:
         yield
     except (FieldError, FieldErrors) as raised:
-        for error in raised.errors if isinstance(raised, FieldErrors) else (raised,):
+        errors: Sequence[FieldError] = [raised] if isinstance(raised, FieldError) else raised.errors
+        for error in errors:
             error.field = f"{section}.{error.field}".removesuffix(".")
         raise
 
@@ -174,8 +176,10 @@ def renamed(field: str, other: str) -> Iterator[None]:
 
 def raise_together(errors: Sequence[FieldError]) -> None:
     """Raise the errors together; a single error is raised unwrapped, and an empty sequence raises nothing."""
+    if len(errors) == 1:
+        raise errors[0]
     if errors:
-        raise errors[0] if len(errors) == 1 else FieldErrors(*errors)
+        raise FieldErrors(*errors)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -193,14 +197,25 @@ def nearest_divisor(value: int, number: int) -> int:
 
 def counted(number: int, noun: str) -> str:
     """`1 row`, `2,048 rows`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number:,} {noun}s"
 
 
 def quoted(text: str, longest: int = LONGEST_VALUE) -> str:
     """A text in quotes, in one line, with its backslashes as a recipe has them; `repr` doubles them."""
-    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    line = "".join(map(_printable, text))
     mark = '"' if "'" in line else "'"
-    return f"{mark}{line if len(line) <= longest else line[:longest] + '…'}{mark}"
+    if len(line) > longest:
+        line = f"{line[:longest]}…"
+    return f"{mark}{line}{mark}"
+
+
+def _printable(char: str) -> str:
+    """The character, or its escape."""
+    if char.isprintable():
+        return char
+    return repr(char)[1:-1]
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
@@ -211,5 +226,6 @@ def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
     if near is not None:
         return f"did you mean {near!r}?"
     if not ordered:
-        return f"there are none{', only ' + also if also else ''}"
-    return "known: " + ", ".join(ordered) + (f", or {also}" if also else "")
+        return f"there are none, only {also}" if also else "there are none"
+    known = f"known: {', '.join(ordered)}"
+    return f"{known}, or {also}" if also else known

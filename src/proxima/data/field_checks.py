@@ -11,8 +11,18 @@ from torch import Tensor
 
 from proxima.data.errors import NoFieldError, require, suggestion
 
-DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
-DTYPES["id"] = (torch.int8, torch.int16)
+DTYPES = {
+    "float": (torch.float32, torch.float64),
+    "bool": (torch.bool,),
+    "int": (torch.int64, torch.int32),
+    "id": (torch.int8, torch.int16),
+}
+_DTYPE_REMEDIES = {
+    "float": "Cast before packing: masks and prefix sums need it.",
+    "bool": "Use `mask != 0` or `mask.bool()`.",
+    "int": "Cast with `.long()`.",
+    "id": "Cast with `.to(torch.int16)`.",
+}
 
 
 def check_fields(instance: object, gradient: Collection[str] = ()) -> dict[str, int]:
@@ -52,9 +62,13 @@ def _choices(cls: type) -> dict[str, tuple[str, ...]]:
 @cache
 def tensor_hints(cls: type) -> dict[str, str]:
     """The "dtype axes" of each tensor field of a dataclass, by name."""
-    hints = get_type_hints(cls, include_extras=True).items()
-    annotated = ((name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated)
-    return {name: str(spec) for name, inner, spec, *_ in annotated if Tensor in (get_args(inner) or (inner,))}
+    specs: dict[str, str] = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            inner, spec, *_ = get_args(hint)
+            if Tensor in (get_args(inner) or (inner,)):
+                specs[name] = str(spec)
+    return specs
 
 
 def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[int, str]]) -> None:
@@ -63,13 +77,8 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
         raise ValueError(f"{label}: got {type(value).__name__}, expected a tensor of {hint!r}.")
     if value.dtype not in DTYPES[kind]:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES[kind])
-        remedy = {
-            "float": "Cast before packing: masks and prefix sums need it.",
-            "bool": "Use `mask != 0` or `mask.bool()`.",
-            "int": "Cast with `.long()`.",
-            "id": "Cast with `.to(torch.int16)`.",
-        }[kind]
-        raise ValueError(f"{label}: dtype {str(value.dtype).removeprefix('torch.')}, expected {names}. {remedy}")
+        actual = str(value.dtype).removeprefix("torch.")
+        raise ValueError(f"{label}: dtype {actual}, expected {names}. {_DTYPE_REMEDIES[kind]}")
     check_shape(label, value, axes, sizes)
 
 
@@ -85,10 +94,8 @@ def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str,
         if actual != expected:
             wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
             if base in ("N", "T"):
-                remedy = " One value per response token: was the last cut off?"
-            else:
-                remedy = ""
-            raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")
+                wanted += " One value per response token: was the last cut off?"
+            raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}")
 
 
 def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:

@@ -218,7 +218,7 @@ class Completion(Columns):
     @property
     def generated(self) -> int:
         """The number of tokens that the model wrote freely, over all paths; observations are not counted."""
-        return sum(_sampled_tokens(path) for path in self.paths)
+        return sum(map(sampled_tokens, self.paths))
 
     @property
     def versions(self) -> Ints:
@@ -228,7 +228,8 @@ class Completion(Columns):
         return np.concatenate([path.policy_version[path.sampled] for path in self.paths])
 
 
-def _sampled_tokens(path: Completion) -> int:
+def sampled_tokens(path: Completion) -> int:
+    """The number of tokens that the model wrote freely in this path alone."""
     if path.sampled is None:
         return len(path.tokens)
     return int(path.sampled.sum())

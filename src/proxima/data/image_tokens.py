@@ -52,4 +52,6 @@ def outside_image(tokens: Ints, at: int) -> int:
 def patch_text(token: int) -> str:
     """The text that shows an image's token: `⟨image 3⟩` for the first patch, empty for the others."""
     image, patch = image_and_patch(token)
-    return f"⟨image {image}⟩" if patch == 0 else ""
+    if patch > 0:
+        return ""
+    return f"⟨image {image}⟩"

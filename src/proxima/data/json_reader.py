@@ -12,7 +12,7 @@ from typing import Any
 MAX_DEPTH = 100  # objects and lists inside one another
 MAX_DIGITS = 308  # of an integer; the largest float is 1.8e308
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
-_DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdigit() else byte for byte in range(128)) + bytes(range(128, 256))
+_DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 class TooDeepError(ValueError):
@@ -34,7 +34,8 @@ def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = Non
         ValueError: an integer has more than `MAX_DIGITS` digits, the text is not JSON (`json.JSONDecodeError`), or the
             bytes can't be decoded (`UnicodeDecodeError`). One line.
     """
-    text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+    if not isinstance(text, str):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
     data = text.encode("utf-8", "surrogatepass")
     value = loaded(text, data, parse_int, **hooks)
     check_depth(data)

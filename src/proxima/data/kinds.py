@@ -48,7 +48,9 @@ class Kinds(Mapping[str, type]):
         return ""
 
     def __getitem__(self, kind: str) -> type:
-        return class_of(self._own[kind] if kind in self._own else self.brought[kind])
+        if kind in self._own:
+            return class_of(self._own[kind])
+        return class_of(self.brought[kind])
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._own or kind in self.brought
@@ -85,7 +87,9 @@ def class_of(reference: str) -> type:
 def install_command(distribution: str) -> str:
     """The command that installs a distribution of ours: from this checkout, if it has it."""
     folder = CHECKOUT / "packages" / distribution
-    return f"pip install {f'--editable {folder}' if folder.is_dir() else distribution}"
+    if folder.is_dir():
+        return f"pip install --editable {folder}"
+    return f"pip install {distribution}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """One entry per completion, or per player of an episode with roles: the input of advantages and selections."""
 
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain, count
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.field_checks import check_fields
-from proxima.data.flow import Group
+from proxima.data.flow import Group, Score
 from proxima.data.players import Contribution, contributions_of
 
 METRICS = ("reward", "accuracy", "length", "truncated")  # in addition to the parts
@@ -67,8 +68,11 @@ class Outcomes:
 
     def take(self, rows: Tensor) -> "Outcomes":
         """The completions `rows` [S'] int64, in that order."""
-        values = ((f.name, getattr(self, f.name)) for f in fields(self))
-        taken: dict[str, Any] = {name: value[rows] for name, value in values if isinstance(value, Tensor)}
+        taken: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor):
+                taken[each.name] = value[rows]
         return replace(self, **taken)
 
     def metric(self, name: str) -> Tensor:
@@ -78,8 +82,9 @@ class Outcomes:
         An unknown name gives NaN everywhere, because a failed scorer leaves its part out. A recipe's names are checked
         against its rewards before the run.
         """
-        parts = [] if self.parts is None else self.parts.unbind(1)
-        values: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
+        values: dict[str, Tensor | None] = {}
+        if self.parts is not None:
+            values |= dict(zip(self.part_names, self.parts.unbind(1), strict=False))
         values |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
         value = values.get(METRIC_ALIASES.get(name, name))
         if value is None:
@@ -91,13 +96,10 @@ class Outcomes:
         """Outcomes with these rewards [S] and groups [S]: all valid unless `valid` is given, none truncated, length
         1."""
         ones = torch.ones_like(group, dtype=torch.long)
-        return cls(
-            reward=reward,
-            group=group,
-            valid=ones.bool() if valid is None else valid,
-            length=ones,
-            truncated=torch.zeros_like(ones, dtype=torch.bool),
-        )
+        truncated = torch.zeros_like(ones, dtype=torch.bool)
+        if valid is None:
+            valid = ones.bool()
+        return cls(reward=reward, group=group, valid=valid, length=ones, truncated=truncated)
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], rewards: Sequence[str] = ()) -> "Outcomes":
@@ -111,38 +113,66 @@ class Outcomes:
         `parts` has a column for each reward, NaN where its scorer failed or it does not apply to the row. Details of a
         reward (`name/detail`) get no column.
         """
-        rows = [(i, g, c, c.score) for i, g in enumerate(groups) for c in contributions_of([g])]
-        roles = list(dict.fromkeys(c.role for _, _, c, _ in rows))
-        fullest = sorted((s.parts for *_, s in rows), key=len, reverse=True)  # most likely in the recipe's order
-        names = list(rewards) or [name for name in dict.fromkeys(chain.from_iterable(fullest)) if "/" not in name]
-        nan = float("nan")
+        rows: list[Contribution] = []
+        numbers: list[int] = []
+        baselines: list[float | None] = []
+        number_of_role = defaultdict[Hashable, int](count(len(groups)).__next__)
+        for position, group in enumerate(groups):
+            for each in contributions_of([group]):
+                rows.append(each)
+                numbers.append(number_of_role[each.group] if each.role else position)
+                baselines.append(group.baseline)
+        scores = [each.score for each in rows]
+        names = list(rewards) or _part_names(scores)
         floats = partial(torch.tensor, dtype=torch.float64)
-        baseline = [g.baseline for _, g, _, _ in rows]
-        stopped = [s.stopped for *_, s in rows]
-        others = defaultdict[Hashable, int](count(len(groups)).__next__)
+
+        parts = None
+        if names and rows:
+            parts = floats([[score.parts.get(name, math.nan) for name in names] for score in scores])
+        baseline = None
+        if rows and None not in baselines:
+            baseline = floats(baselines)
+        role = None
+        roles = list(dict.fromkeys(each.role for each in rows))
+        if any(roles):
+            role = torch.tensor([roles.index(each.role) for each in rows])
+        stopped = None
+        if any(score.stopped for score in scores):
+            stopped = torch.tensor([score.stopped for score in scores])
         return cls(
-            reward=floats([s.value for *_, s in rows]),
-            valid=torch.tensor([s.valid for *_, s in rows], dtype=torch.bool),
-            group=torch.tensor([others[c.group] if c.role else i for i, _, c, _ in rows], dtype=torch.long),
-            length=torch.tensor([c.generated for _, _, c, _ in rows], dtype=torch.long),
-            truncated=torch.tensor([c.truncated for _, _, c, _ in rows], dtype=torch.bool),
-            parts=floats([s.parts.get(name, nan) for *_, s in rows for name in names]).view(len(rows), -1)
-            if names and rows
-            else None,
+            reward=floats([score.value for score in scores]),
+            valid=torch.tensor([score.valid for score in scores], dtype=torch.bool),
+            group=torch.tensor(numbers, dtype=torch.long),
+            length=torch.tensor([each.generated for each in rows], dtype=torch.long),
+            truncated=torch.tensor([each.truncated for each in rows], dtype=torch.bool),
+            parts=parts,
             part_names=tuple(names),
-            baseline=floats(baseline) if baseline and None not in baseline else None,
-            identity=torch.tensor([_identity(c) for _, _, c, _ in rows], dtype=torch.long),
-            stopped=torch.tensor(stopped) if any(stopped) else None,
-            role=torch.tensor([roles.index(c.role) for _, _, c, _ in rows]) if any(roles) else None,
-            correct=floats([s.correct if s.valid and s.correct is not None else nan for *_, s in rows]),
+            baseline=baseline,
+            identity=torch.tensor([_identity(each) for each in rows], dtype=torch.long),
+            role=role,
+            stopped=stopped,
+            correct=floats([_correct(score) for score in scores]),
         )
+
+
+def _part_names(scores: Iterable[Score]) -> list[str]:
+    """The names of the rewards that occur in the scores; those of the fullest come first, because they are most likely
+    in the recipe's order."""
+    fullest = sorted((score.parts for score in scores), key=len, reverse=True)
+    return [name for name in dict.fromkeys(chain.from_iterable(fullest)) if "/" not in name]
+
+
+def _correct(score: Score) -> float:
+    """1 or 0; NaN where no reward decides, or the score is not valid."""
+    if not score.valid or score.correct is None:
+        return math.nan
+    return float(score.correct)
 
 
 def _identity(contribution: Contribution) -> int:
     """A number for the completion; its players get different ones."""
     completion = contribution.completion
+    first_turn = 0
     if contribution.role and contribution.paths:
-        first = contribution.paths[0].turn
-    else:
-        first = 0
-    return (completion.prompt_uid << 20) + completion.sample ^ (first % 2048 << 52)
+        first_turn = contribution.paths[0].turn
+    return (completion.prompt_uid << 20) + completion.sample ^ (first_turn % 2048 << 52)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from proxima.data.flow import Completion, Group, Score
+from proxima.data.flow import Completion, Group, Score, sampled_tokens
 
 ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NO_ROLES = ("mean", "std", "invalid", "max", "part")  # what a metric `reward/…` is without roles
@@ -19,7 +19,9 @@ PLAYER = re.compile(rf"({ROLE.pattern})(/[0-9]{{1,6}})?")
 
 def are_roles(names: object) -> bool:
     """Return True if these can be names of roles, see `NAMES_OF_ROLES`."""
-    if not isinstance(names, list | tuple) or len({*map(str, names)}) != len(names):
+    if not isinstance(names, list | tuple):
+        return False
+    if len(set(map(str, names))) != len(names):
         return False
     return all(isinstance(name, str) and ROLE.fullmatch(name) and name not in NO_ROLES for name in names)
 
@@ -45,42 +47,47 @@ class Contribution:
     @property
     def generated(self) -> int:
         """The number of tokens that the player wrote."""
-        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
+        return sum(map(sampled_tokens, self.paths))
 
     @property
     def truncated(self) -> bool:
         """True when the length limit ended the player's last path, or the completion if the player wrote nothing."""
-        return (self.paths[-1] if self.paths else self.completion).truncated
+        if self.paths:
+            return self.paths[-1].truncated
+        return self.completion.truncated
 
 
 def contributions_of(groups: Iterable[Group]) -> list[Contribution]:
     """The contributions to the groups' completions, in order; the players of an episode in the order of their first
     paths."""
-    return [
-        each
-        for group in groups
-        for completion, score in zip(group.completions, group.scores, strict=True)
-        for each in _contributions(completion, score)
-    ]
+    out: list[Contribution] = []
+    for group in groups:
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            out += _contributions(completion, score)
+    return out
 
 
 def _contributions(completion: Completion, score: Score) -> list[Contribution]:
-    uid, sample = completion.prompt_uid, completion.sample
+    uid = completion.prompt_uid
     written: dict[str, list[Completion]] = {}
     for path in completion.paths:
-        written.setdefault("" if path.episode is None else path.episode.player, []).append(path)
+        player = ""
+        if path.episode is not None:
+            player = path.episode.player
+        written.setdefault(player, []).append(path)
     if written.keys() == {""}:
         return [Contribution(completion=completion, paths=completion.paths, score=score, role="", group=(uid,))]
-    return [
-        Contribution(
-            completion=completion,
-            paths=tuple(written.get(player, ())),
-            score=score.players.get(player, score),
-            role=role_of(player),
-            group=(uid, sample, role_of(player)) if "/" in player else (uid, player),
-        )
-        for player in {**written, **score.players}
-    ]
+
+    out: list[Contribution] = []
+    for player in {**written, **score.players}:
+        role = role_of(player)
+        group: Hashable = (uid, player)
+        if "/" in player:  # an attempt is compared with those of its own episode
+            group = (uid, completion.sample, role)
+        paths = tuple(written.get(player, ()))
+        own = score.players.get(player, score)
+        out.append(Contribution(completion=completion, paths=paths, score=own, role=role, group=group))
+    return out
 
 
 def role_of(player: str) -> str:
@@ -106,7 +113,10 @@ def rewards_of_players(given: Mapping[str, float], players: Sequence[str]) -> di
     missing = [player for player in players if not {player, role_of(player)} & given.keys()]
     if missing:
         raise KeyError(missing[0])
-    rewards = {player: given[player] if player in given else given[role_of(player)] for player in players}
+    rewards: dict[str, float] = {}
+    for player in players:
+        name = player if player in given else role_of(player)
+        rewards[player] = given[name]
     attempted = {role_of(player) for player in players if "/" in player}
     return rewards | {player: reward for player, reward in given.items() if player not in attempted}
 

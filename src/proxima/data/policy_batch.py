@@ -138,7 +138,8 @@ class PolicyBatch:
             at = int((self.loss_mask & ~self.sampled).nonzero()[0])
             token = f"token {at} is in the loss but not sampled: no policy chose it"
             raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
-        sampled, in_loss = tuple(counts[: len(lengths)]), tuple(counts[len(lengths) :])
+        sampled = tuple(counts[: len(lengths)])
+        in_loss = tuple(counts[len(lengths) :])
         return HostCounts(lengths, sampled, in_loss, self.cu_seqlens, self.sampled, self.loss_mask)
 
     @property
@@ -177,8 +178,10 @@ class PolicyBatch:
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
-        value = value if name in GRADIENT else value.detach()
-        value = torch.where(self.loss_mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+        if name not in GRADIENT:
+            value = value.detach()
+        outside = torch.full((), fill, dtype=value.dtype, device=value.device)
+        value = torch.where(self.loss_mask, value, outside)
         if name.endswith("log_prob"):
             return finite_log_prob(value)
         return value
@@ -192,10 +195,10 @@ class PolicyBatch:
         else:
             rows = list(order)
         counts = self.counts
-        kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
-        if counts.in_loss is None:
-            in_loss = None
-        else:
+        kept = tuple(counts.tokens[row] for row in rows)
+        sampled = tuple(counts.sampled[row] for row in rows)
+        in_loss = None
+        if counts.in_loss is not None:
             in_loss = tuple(counts.in_loss[row] for row in rows)
         order = to_device(torch.as_tensor(order, dtype=torch.long), self.cu_seqlens.device)
         lengths = self.lengths[order]
@@ -215,20 +218,34 @@ class PolicyBatch:
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
         group = torch.cat([part.group for part in parts if part.group is not None])
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        tokens = tuple(count for part in parts for count in part.counts.tokens)
-        sampled = tuple(count for part in parts for count in part.counts.sampled)
-        in_loss_of = [part.counts.in_loss for part in parts]
-        if None in in_loss_of:
-            in_loss = None
-        else:
-            in_loss = tuple(count for counts in in_loss_of for count in counts or ())
-        counted = HostCounts(tokens, sampled, in_loss, cut, joined["sampled"], joined["loss_mask"])
+        tokens: list[int] = []
+        sampled: list[int] = []
+        in_loss: list[int] | None = []
+        for part in parts:
+            tokens += part.counts.tokens
+            sampled += part.counts.sampled
+            if part.counts.in_loss is None:
+                in_loss = None
+            elif in_loss is not None:
+                in_loss += part.counts.in_loss
+        counted = HostCounts(
+            tuple(tokens),
+            tuple(sampled),
+            None if in_loss is None else tuple(in_loss),
+            cut,
+            joined["sampled"],
+            joined["loss_mask"],
+        )
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:
         """The fields with a value for each token, by name, without those that are None."""
-        named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("cu_seqlens", "group"))
-        return {name: value for name, value in named if isinstance(value, Tensor)}
+        columns: dict[str, Tensor] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Tensor) and each.name not in ("cu_seqlens", "group"):
+                columns[each.name] = value
+        return columns
 
     @classmethod
     def from_padded(cls, mask: Tensor, **tensors: Tensor) -> "PolicyBatch":
@@ -264,26 +281,29 @@ def without_padding(cls: type, mask: Tensor, tensors: dict[str, Tensor]) -> dict
     for name, value in {"mask": mask, **tensors}.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"from_padded.{name}: got {type(value).__name__}, expected a tensor.")
-        of_rows = name == "group" or (name == "advantage" and value.dim() == 1)
-        hint = tensor_hints(cls).get(name, "bool N")
-        check_shape(f"from_padded.{name}", value, ("B",) if of_rows else ("B", "T", *hint.split()[2:]), sizes)
+        _, _, *further = tensor_hints(cls).get(name, "bool N").split()
+        axes = ["B", "T", *further]
+        if name == "group" or (name == "advantage" and value.dim() == 1):
+            axes = ["B"]
+        check_shape(f"from_padded.{name}", value, axes, sizes)
     loss_mask = _as_bool(mask, "mask")
     rows, width = loss_mask.shape
+    sampled = loss_mask
     if "sampled" in tensors:
         sampled = _as_bool(tensors.pop("sampled"), "sampled")
-    else:
-        sampled = loss_mask
     column = torch.arange(1, width + 1, device=mask.device)
+    lengths = column.new_zeros(rows)
     if width:
         lengths = ((sampled | loss_mask) * column).amax(dim=1)
-    else:
-        lengths = column.new_zeros(rows)
     inside = column <= lengths[:, None]
     packed: dict[str, Tensor] = {}
     for name, value in tensors.items():
+        if name == "group":
+            packed[name] = value
+            continue
         if name == "advantage" and value.dim() == 1:
             value = value[:, None].expand(rows, width)
-        packed[name] = value if name == "group" else value[inside]
+        packed[name] = value[inside]
     cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     return {"loss_mask": loss_mask[inside], "sampled": sampled[inside], "cu_seqlens": cut, **packed}
 

@@ -24,7 +24,9 @@ EPOCH_ORDER = 1
 ANSWER_CHECK = 2
 VALUE_HEAD = 3
 ADAPTER_INIT = 4
-SIMULATED_DRAW, SIMULATED_BLOCK, SIMULATED_VERDICT = 5, 6, 7
+SIMULATED_DRAW = 5
+SIMULATED_BLOCK = 6
+SIMULATED_VERDICT = 7
 SERVER_SEED = 8
 BUSY_SERVER = 9
 MIX_REST = 10
@@ -46,10 +48,13 @@ def finalize(state: Word) -> Word:
     Source: splitmix64, Steele et al., OOPSLA 2014.
     """
     word: Any = state
+    signed = not isinstance(state, (int, np.ndarray))
     for shift, factor in _FACTORS:
-        signed = not isinstance(state, (int, np.ndarray))
-        word = (word ^ (word >> shift)) * (factor - (1 << 64) if signed else factor)
-        word = word & _MASK if isinstance(state, int) else word
+        if signed:
+            factor -= 1 << 64
+        word = (word ^ (word >> shift)) * factor
+        if isinstance(state, int):  # it has no width, so nothing else cuts it off
+            word &= _MASK
     mixed: Word = word ^ (word >> 31)
     return mixed
 
@@ -76,7 +81,10 @@ def sample_without_replacement(size: int, count: int, *keys: int) -> NDArray[np.
 def completion_uniforms(seed: int, uid: int, sample: int, count: int, *, turn: int = 0) -> NDArray[np.float32]:
     """[count] float32 in [0, 1): the draws of one completion, token by token."""
     stream = (uid * _GOLDEN + sample) & _MASK
-    return np.random.Generator(_philox(seed, mix(stream, turn) if turn else stream)).random(count, dtype=np.float32)
+    if turn:
+        stream = mix(stream, turn)
+    generator = np.random.Generator(_philox(seed, stream))
+    return generator.random(count, dtype=np.float32)
 
 
 def server_seed(seed: int, uid: int, sample: int, at: int, *, turn: int = 0) -> int:
@@ -95,12 +103,14 @@ def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.ui
 
 def normals(count: int, *keys: int) -> NDArray[np.float32]:
     """[count] float32 draws from the standard normal distribution, determined by the keys."""
-    return np.random.Generator(_philox(mix(*keys), _GOLDEN)).standard_normal(count, dtype=np.float32)
+    generator = np.random.Generator(_philox(mix(*keys), _GOLDEN))
+    return generator.standard_normal(count, dtype=np.float32)
 
 
 def share_of(text: str) -> float:
     """A number in [0, 1) that depends only on the text; it decides the side of a split that the text falls on."""
-    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
+    digest = blake2b(text.encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
 
 
 def _philox(seed: int, stream: int, counter: int = 0) -> np.random.Philox:

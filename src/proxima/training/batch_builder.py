@@ -19,7 +19,7 @@ from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Completion, Group, Key, Prompt, prompt_name
 from proxima.data.outcomes import Outcomes
-from proxima.data.players import contributions_of
+from proxima.data.players import Contribution, contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.data.trajectory import Trajectory
 from proxima.task.question_pool import Judgement
@@ -50,8 +50,10 @@ class CompletionRecord:
     @property
     def token_advantage(self) -> Floats | None:
         """[T] reward units; None if it is the same for all tokens."""
-        values = None if self.trajectory is None else self.trajectory.advantage
-        if values is None or not values.size or (values == values[0]).all():
+        if self.trajectory is None:
+            return None
+        values = self.trajectory.advantage
+        if not values.size or (values == values[0]).all():
             return None
         return values
 
@@ -101,7 +103,11 @@ class TrainingBatch:
     @property
     def scored(self) -> set[Key]:
         """The keys of all paths with a valid score, in the usable groups."""
-        return {path.key for each in contributions_of(self.usable) if each.score.valid for path in each.paths}
+        keys: set[Key] = set()
+        for contribution in contributions_of(self.usable):
+            if contribution.score.valid:
+                keys.update(path.key for path in contribution.paths)
+        return keys
 
     @property
     def kept(self) -> list[int]:
@@ -125,43 +131,50 @@ class TrainingBatch:
     def judgements(self) -> dict[int, Judgement]:
         """uid → what the group says of its question, for those that `useful` has."""
         useful = self.useful
-        return {
-            group.prompt.uid: _judgement(group, self.compared_by, useful[group.prompt.uid])
-            for group in self.groups
-            if group.prompt.uid in useful
-        }
+        judgements: dict[int, Judgement] = {}
+        for group in self.groups:
+            uid = group.prompt.uid
+            if uid in useful:
+                judgements[uid] = _judgement(group, self.compared_by, useful[uid])
+        return judgements
 
     @property
     def drop_counts(self) -> dict[str, int]:
         """Number of dropped completions, by reason; an episode counts once, however many of its players are dropped."""
-        dropped = dict.fromkeys((uid, sample, reason) for (uid, sample, _), reason in self.reasons.items())
-        return dict(Counter(reason for *_, reason in dropped))
+        once = dict.fromkeys((uid, sample, reason) for (uid, sample, _), reason in self.reasons.items())
+        return dict(Counter(reason for _, _, reason in once))
 
     def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
         """The outcome of each path of each completion; `statistics` as `TrainStack.update` returns them."""
         by_key = {item.key: item for item in self.completions}
         scored = self.scored
         measured = {**statistics, **self.rejected}
-        return {
-            key: CompletionRecord(
+        records: dict[Key, CompletionRecord] = {}
+        for key in (path.key for group in self.groups for path in group.paths):
+            advantage = None
+            if key in scored:
+                advantage = completion_advantage(by_key[key])
+            reached_trainer = key not in self.reasons or key in self.rejected
+            records[key] = CompletionRecord(
                 outcome=self._outcome(key, measured.get(key)),
                 used=key[0] not in self.unused,
-                advantage=completion_advantage(by_key[key]) if key in scored else None,
-                trajectory=by_key.get(key) if key not in self.reasons or key in self.rejected else None,
+                advantage=advantage,
+                trajectory=by_key.get(key) if reached_trainer else None,
                 statistics=measured.get(key),
             )
-            for key in (path.key for group in self.groups for path in group.paths)
-        }
+        return records
 
     def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
         reason = self.reasons.get(key)
+        if reason == "invalid":
+            return reason
         if reason:
-            if reason == "invalid":
-                return reason
             return f"dropped_{reason}"
         if self.critic_only:
             return "critic_only"
-        return "skipped_zero_advantage" if statistics is None else "trained"
+        if statistics is None:
+            return "skipped_zero_advantage"
+        return "trained"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +196,9 @@ class BatchBuilder:
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
     rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
-    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: list(
+        trajectories
+    )
     reward_kl: RewardKl | None = None  # that of the next step; None: the score is the reward
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
@@ -213,21 +228,17 @@ class BatchBuilder:
         first one that reads it on are not applied. Groups that learn from the teacher alone are none of theirs.
         """
         groups = self._judged(groups)
-        if self.advantage.per_token or self.reward_kl is not None:
-            unknown = {"advantage"}
-        else:
-            unknown = set[str]()
-        local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes = Outcomes.from_groups(groups, self.rewards)
-        judged = contributions_of(groups)
-        if unknown:
+        local = takewhile(lambda spec: spec.local, self.selection)
+        if self.advantage.per_token or self.reward_kl is not None:
             advantage = torch.zeros_like(outcomes.reward)
+            local = takewhile(lambda spec: "advantage" not in spec.needs, local)
         else:
             advantage = per_role(self.advantage, outcomes, outcomes.role)
-        keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
-        kept = {each.completion.prompt_uid for each, is_kept in zip(judged, keep.tolist(), strict=True) if is_kept}
-        pairs = [(path.key, why) for each, why in zip(judged, reasons, strict=True) for path in each.paths]
-        return _by_group(groups, {key: reason for key, reason in pairs if reason is not None}, kept)
+        _, reasons = select(tuple(local), outcomes, advantage, unscored=self.unscored)
+        judged = contributions_of(groups)
+        kept = {each.completion.prompt_uid for each, reason in zip(judged, reasons, strict=True) if reason is None}
+        return _by_group(groups, _reasons_by_path(judged, reasons), kept)
 
     def step_batch(
         self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
@@ -249,28 +260,28 @@ class BatchBuilder:
         by_rewards = {group.prompt.uid for group in judged}
         every = self._trajectories(ordered)
         items = [item for item in every if item.uid in by_rewards]
-        outcomes = Outcomes.from_groups(judged, self.rewards)
         metrics: dict[str, float] = {}
-        of_path: dict[Key, tuple[bool, str | None]] = {item.key: (True, None) for item in every}
+        reasons: dict[Key, str] = {}
         if judged:
+            outcomes = Outcomes.from_groups(judged, self.rewards)
             paid, items, metrics = self._with_token_rewards(judged, outcomes, items)
             advantage, items = self._with_advantages(judged, paid, items)
-            keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-            verdicts = zip(contributions_of(judged), keep.tolist(), reasons, strict=True)
-            of_path |= {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
+            _, of_contributions = select(self.selection, outcomes, advantage, unscored=self.unscored)
+            reasons = _reasons_by_path(contributions_of(judged), of_contributions)
         if len(judged) < len(ordered):
             own = {item.key: item for item in items}
             items = [own.get(item.key, item) for item in every]
-        dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
-        dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
-        uids = [group.prompt.uid for group in ordered]
         items = weighted(items, {group.prompt.uid: group.prompt.weight for group in ordered})
-        kept = [item for item in items if of_path[item.key][0]]
+        kept = [item for item in items if item.key not in reasons]
+        uids = [group.prompt.uid for group in ordered]
+        for group, reason in dropped:
+            reasons |= {path.key: reason for path in group.paths}
+        unused = [group for group, _ in dropped]
         return TrainingBatch(
-            groups=(*ordered, *(group for group, _ in dropped)),
-            unused={group.prompt.uid for group, _ in dropped},
+            groups=(*ordered, *unused),
+            unused={group.prompt.uid for group in unused},
             completions=tuple(items),
-            reasons=dropped_for,
+            reasons=reasons,
             updates=split_into_updates(kept, uids, self.seed, step, updates=self.updates, epochs=self.epochs),
             step=step,
             critic_only=step <= self.value_warmup,
@@ -291,11 +302,11 @@ class BatchBuilder:
     def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
         """The trajectory of each path of each contribution, with an advantage of 0."""
         build = partial(Trajectory.of, advantage=0.0, behavior=self.behavior, routes=self.replays_routes)
-        items = [
-            build(path.initial_prompt or group.prompt, path, group=number)
-            for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
-            for path, number in zip(_paths(group), numbers, strict=True)
-        ]
+        items: list[Trajectory] = []
+        for group, numbers in zip(groups, _prompt_numbers(groups), strict=True):
+            for path, number in zip(_paths(group), numbers, strict=True):
+                prompt = path.initial_prompt or group.prompt
+                items.append(build(prompt, path, group=number))
         if self.taught is not None:
             taught = {group.prompt.uid: np.asarray(self.taught(group.prompt), np.int32) for group in groups}
             items = [replace(item, taught=taught[item.uid]) for item in items]
@@ -318,8 +329,10 @@ class BatchBuilder:
     ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
         """For a KL in the reward or a per-token advantage: the outcomes with the KL in their rewards, the trajectories
         with per-token columns, and metrics. Otherwise both unchanged."""
+        if not self.advantage.per_token and self.reward_kl is None:
+            return outcomes, items, {}
         scored = [each for each in contributions_of(groups) if each.score.valid]
-        if not scored or not (self.advantage.per_token or self.reward_kl is not None):
+        if not scored:
             return outcomes, items, {}
 
         weights = {group.prompt.uid: self.turn_weight(group.prompt) for group in groups}
@@ -337,13 +350,17 @@ class BatchBuilder:
         contributions = contributions_of(groups)
         if self.advantage.per_token:
             by_key = {item.key: item for item in items}
-            means = [completion_advantage(*(by_key[path.key] for path in c.paths)) for c in contributions]
+            means: list[float] = []
+            for contribution in contributions:
+                paths = [by_key[path.key] for path in contribution.paths]
+                means.append(completion_advantage(*paths))
             advantage = torch.tensor(means, dtype=outcomes.reward.dtype)
         else:  # the same for all tokens of a contribution
             advantage = per_role(self.advantage, outcomes, outcomes.role)
-            pairs = zip(contributions, advantage.tolist(), strict=True)
-            values = {path.key: np.asarray(value, np.float32) for each, value in pairs for path in each.paths}
-            items = [replace(item, advantage=values[item.key]) for item in items]
+            of_path: dict[Key, Floats] = {}
+            for contribution, value in zip(contributions, advantage.tolist(), strict=True):
+                of_path |= {path.key: np.asarray(value, np.float32) for path in contribution.paths}
+            items = [replace(item, advantage=of_path[item.key]) for item in items]
         count = int((outcomes.valid & ~advantage.isfinite()).sum())
         if count:
             raise NotFiniteError(
@@ -363,7 +380,10 @@ class BatchBuilder:
             if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
                 raise UserError(f"{where}: the engine did not report which tokens could be sampled", remedy=remedy)
-            if item.behavior_log_prob is not None and (absent := _absent(item, item.behavior_log_prob)).any():
+            if item.behavior_log_prob is None:
+                continue
+            absent = _absent(item, item.behavior_log_prob)
+            if absent.any():
                 complete = False
                 if self.reads_behavior:
                     column = f"{self.behavior}_log_prob"
@@ -383,7 +403,8 @@ def _judgement(group: Group, metric: str, useful: bool) -> Judgement:
         values = outcomes.reward.double()
         known = outcomes.valid
     found = values[known]
-    right, wrong = int((found == 1).sum()), int((found == 0).sum())
+    right = int((found == 1).sum())
+    wrong = int((found == 0).sum())
     if right + wrong < len(found):
         return Judgement(useful=useful, weight=group.prompt.weight)
     return Judgement(useful=useful, right=right, wrong=wrong, weight=group.prompt.weight)
@@ -408,13 +429,13 @@ def split_into_updates(
         keys[item.uid].append(item.key)
     out: list[tuple[Key, ...]] = []
     for epoch in range(epochs):
-        if epoch:
+        order = list(range(len(groups)))
+        if epoch > 0:
             order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist()
-        else:
-            order = range(len(groups))
-        for u in range(updates):
-            members = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
-            out.append(tuple(key for i in members for key in keys[groups[i]]))
+        for update in range(updates):
+            first = update * len(groups) // updates
+            end = (update + 1) * len(groups) // updates
+            out.append(tuple(key for i in order[first:end] for key in keys[groups[i]]))
     return tuple(update for update in out if update)
 
 
@@ -431,11 +452,15 @@ def weighted(items: Sequence[Trajectory], weights: Mapping[int, float]) -> list[
 
 def completion_advantage(*paths: Trajectory) -> float:
     """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
-    advantages = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
-    values = np.concatenate(advantages) if advantages else np.empty(0)
-    if values.size:
-        return float(values.mean(dtype=np.float64))
-    return 0.0
+    parts: list[Floats] = []
+    for item in paths:
+        if item.loss_mask is None:
+            parts.append(item.advantage)
+        else:
+            parts.append(item.advantage[item.loss_mask])
+    if not any(part.size for part in parts):
+        return 0.0
+    return float(np.concatenate(parts).mean(dtype=np.float64))
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
@@ -443,9 +468,13 @@ def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
     of the number of groups."""
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
-        yield [
-            i if path.initial_prompt is None else others[path.initial_prompt.tokens.tobytes()] for path in _paths(group)
-        ]
+        numbers: list[int] = []
+        for path in _paths(group):
+            if path.initial_prompt is None:
+                numbers.append(i)
+            else:
+                numbers.append(others[path.initial_prompt.tokens.tobytes()])
+        yield numbers
 
 
 def _paths(group: Group) -> list[Completion]:
@@ -461,12 +490,23 @@ def _absent(item: Trajectory, column: Floats) -> Bools:
     return absent & item.sampled
 
 
+def _reasons_by_path(contributions: Iterable[Contribution], reasons: Iterable[str | None]) -> dict[Key, str]:
+    """Why each path is dropped, from the reason for each contribution; those that are kept are absent."""
+    out: dict[Key, str] = {}
+    for contribution, reason in zip(contributions, reasons, strict=True):
+        if reason is not None:
+            out |= {path.key: reason for path in contribution.paths}
+    return out
+
+
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
     """uid → reason for the groups not in `kept`; a selection's reason takes precedence over `invalid`."""
     out: dict[int, str] = {}
     for group in groups:
-        if group.prompt.uid not in kept:
-            of_group = [reasons[c.key] for c in group.completions if c.key in reasons]
-            by_selection = [reason for reason in of_group if reason != "invalid"]
-            out[group.prompt.uid] = (by_selection or of_group or ["empty"])[-1]
+        if group.prompt.uid in kept:
+            continue
+        of_group = [reasons[c.key] for c in group.completions if c.key in reasons]
+        by_selection = [reason for reason in of_group if reason != "invalid"]
+        candidates = by_selection or of_group or ["empty"]
+        out[group.prompt.uid] = candidates[-1]
     return out
