@@ -13,7 +13,8 @@ from torch import Tensor
 from proxima.core.ratio import Centre
 from proxima.data.policy_batch import PolicyBatch
 
-FEWEST_DIGITS, MOST_DIGITS = 3, 9  # significant digits in a sentence; more only where two numbers would read the same
+FEWEST_DIGITS = 3  # significant digits in a sentence; more only where two numbers would read the same
+MOST_DIGITS = 9
 Words = Callable[[int], str]
 
 
@@ -90,34 +91,60 @@ class Band:
     def keep(self) -> Tensor:
         """[N] bool, equal to the surrogate's `keep`."""
         out = (self.value > self.upper) | (self.value < self.lower)
-        return self.loss_mask & ~out & (True if self.chosen is None else ~self.chosen)
+        keep = self.loss_mask & ~out
+        if self.chosen is not None:
+            keep = keep & ~self.chosen
+        return keep
 
     def drawn(self) -> dict[str, Tensor]:
         """The columns of the band, by name."""
-        return ({self.name: self.value} if self.name else {}) | dict(self.columns)
+        drawn: dict[str, Tensor] = {}
+        if self.name:
+            drawn[self.name] = self.value
+        return drawn | dict(self.columns)
 
     def reason(self, token: int) -> str:
         """Why the surrogate kept or dropped it: `masked: 0.21 > 0.18 because …`."""
-        value, lower, upper = (float(column[token]) for column in (self.value, self.lower, self.upper))
         if not bool(self.loss_mask[token]):
             return "not in the loss"
         if self.chosen is not None and bool(self.chosen[token]):
             return f"masked: {self.chosen_words}"
+        value = float(self.value[token])
+        lower = float(self.lower[token])
+        upper = float(self.upper[token])
         if value > upper or value < lower:
-            left, right = format_distinct(value, upper if value > upper else lower)
-            return f"{self.verdict}: {left} {'>' if value > upper else '<'} {right}{self.cause(token)}"
+            return f"{self.verdict}: {outside(value, lower, upper)}{self.cause(token)}"
         if math.isinf(lower) and math.isinf(upper):
-            drawn = ", ".join(f"{name} {float(values[token]):.3g}" for name, values in self.drawn().items())
-            return f"kept: {self.free(token) if self.free else f'no token is dropped; {drawn}'}"
-        if math.isfinite(lower):
-            left = f"{format_distinct(lower, value)[0]} <= "
-        else:
-            left = ""
-        if math.isfinite(upper):
-            right = f" <= {format_distinct(upper, value)[0]}"
-        else:
-            right = ""
-        return f"kept: {left}{format_distinct(value, upper if math.isfinite(upper) else lower)[0]}{right}"
+            return f"kept: {self._unbounded(token)}"
+        return f"kept: {_within(value, lower, upper)}"
+
+    def _unbounded(self, token: int) -> str:
+        """Why a token that nothing bounds is kept."""
+        if self.free is not None:
+            return self.free(token)
+        drawn = ", ".join(f"{name} {float(values[token]):.3g}" for name, values in self.drawn().items())
+        return f"no token is dropped; {drawn}"
+
+
+def outside(value: float, lower: float, upper: float) -> str:
+    """The bound that a value outside its bounds violates: `0.21 > 0.18`."""
+    if value > upper:
+        left, right = format_distinct(value, upper)
+        return f"{left} > {right}"
+    left, right = format_distinct(value, lower)
+    return f"{left} < {right}"
+
+
+def _within(value: float, lower: float, upper: float) -> str:
+    """A value between its bounds, of which one may be infinite: `0.8 <= 0.95 <= 1.2`."""
+    words, _ = format_distinct(value, upper if math.isfinite(upper) else lower)
+    if math.isfinite(lower):
+        bound, _ = format_distinct(lower, value)
+        words = f"{bound} <= {words}"
+    if math.isfinite(upper):
+        bound, _ = format_distinct(upper, value)
+        words = f"{words} <= {bound}"
+    return words
 
 
 def format_distinct(value: float, other: float) -> tuple[str, str]:

@@ -54,7 +54,8 @@ def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor
     bucket, even if it is as probable as the K-th."""
     assert b.behavior_top_k_log_prob is not None and b.top_k_log_prob is not None
     assert b.token is not None and b.top_k is not None
-    mu, pi = b.behavior_top_k_log_prob.to(log_p.dtype), b.top_k_log_prob.detach().to(log_q.dtype)
+    mu = b.behavior_top_k_log_prob.to(log_p.dtype)
+    pi = b.top_k_log_prob.detach().to(log_q.dtype)
     inside = (b.top_k == b.token[:, None]).any(1)
     return _buckets(inside, log_p, mu), _buckets(inside, log_q, pi)
 
@@ -97,10 +98,16 @@ def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
     elsewhere. In the dtype of the log-probs."""
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
     assert other is not None and b.sampled is not None
-    chosen = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
-    log_p, log_q = map(finite_log_prob, chosen)
+    log_p = _of_sampled(b, other)
+    log_q = _of_sampled(b, b.log_prob)
     if kind.startswith("topk"):
         if b.top_k_divergence is not None:
             return torch.where(b.sampled, b.top_k_divergence, 0.0)
         log_p, log_q = _top_k_buckets(b, log_p, log_q)
     return torch.where(b.sampled, DIVERGENCES[kind](log_p, log_q), 0.0)
+
+
+def _of_sampled(b: PolicyBatch, log_prob: Tensor) -> Tensor:
+    """[N] detached, in the dtype of the policy's log-probs; 0 for tokens that no policy sampled."""
+    assert b.sampled is not None
+    return finite_log_prob(torch.where(b.sampled, log_prob.detach().to(b.log_prob.dtype), 0.0))

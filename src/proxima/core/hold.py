@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from proxima.data import require
 
 # Metrics of a step: what is held, what a correction rejects, and s.
-MASKED, DRIFT = "masked_fraction", "hold/drift"
+MASKED = "masked_fraction"
+DRIFT = "hold/drift"
 REJECTED = "correction/rejected_fraction"
 FACTOR = "hold/factor"
 

@@ -1,6 +1,7 @@
 """The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; the specs' protocols; and
 `precompute`, the decisions over the whole batch before it is split."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -205,7 +206,8 @@ def policy_loss(
     Differs: corrections do not weight penalties (nor in verl and TRL, T5). verl's `geo_mean` counts rejected tokens in
         the geometric mean, as 1e-10 (P10).
     """
-    corrections, penalties = as_list(correction), as_list(penalty)
+    corrections = as_list(correction)
+    penalties = as_list(penalty)
     for spec in (surrogate, *corrections, *penalties):
         check_needs(spec, batch)
     if check is True:
@@ -219,13 +221,23 @@ def policy_loss(
     metrics = common_metrics(batch, keep) | token.metrics | measured
     loss = token.loss
     if batch.weight is not None:
-        loss = loss * (batch.weight if token.unit == "token" else _geometric_mean(batch, batch.weight))
+        weight = batch.weight
+        if token.unit == "sequence":
+            weight = _geometric_mean(batch, weight)
+        loss = loss * weight
     terms = [spec.loss_term(batch, surrogate, corrections) for spec in corrections]
-    for term in (*terms, *(spec(batch) for spec in penalties)):
-        loss = loss if term is None else loss + term
-    numerator = aggregate(loss, batch)
+    for term in terms:
+        if term is not None:
+            loss = loss + term
+    for spec in penalties:
+        loss = loss + spec(batch)
     return PolicyLoss(
-        numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid, batch.selected
+        numerator=aggregate(loss, batch),
+        denominator=aggregate.denominator(batch.loss_mask, batch.cu_seqlens),
+        metrics=metrics,
+        keep=keep,
+        invalid=invalid,
+        selected=batch.selected,
     )
 
 
@@ -301,13 +313,18 @@ class CombinedCorrections:
         known = batch
         if batch.next_log_prob is not None and any("next_log_prob" in spec.needs for spec in corrections):
             known = batch.with_loss_mask(batch.loss_mask & ~batch.next_log_prob.isnan())
-        return cls(batch, [(spec, spec(known if "next_log_prob" in spec.needs else batch)) for spec in corrections])
+        results: list[tuple[Correction, Corrected]] = []
+        for spec in corrections:
+            read = known if "next_log_prob" in spec.needs else batch
+            results.append((spec, spec(read)))
+        return cls(batch, results)
 
     @property
     def weight(self) -> Tensor | None:
         """[N] the product of the weights; None: there is no correction."""
-        weights = [corrected.weight for _, corrected in self.results]
-        return reduce(mul, weights) if weights else None
+        if not self.results:
+            return None
+        return reduce(mul, (corrected.weight for _, corrected in self.results))
 
     @property
     def keep(self) -> Tensor:
@@ -318,9 +335,9 @@ class CombinedCorrections:
     def reduced(self) -> PolicyBatch:
         """The batch without the loss tokens that a correction drops."""
         dropping = [corrected.keep for spec, corrected in self.results if spec.rejected == "drop"]
-        if dropping:
-            return self.batch.with_loss_mask(reduce(and_, dropping, self.batch.loss_mask))
-        return self.batch
+        if not dropping:
+            return self.batch
+        return self.batch.with_loss_mask(reduce(and_, dropping, self.batch.loss_mask))
 
 
 @torch.no_grad()
@@ -340,7 +357,8 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     metrics: Metrics = {}
     for _, corrected in combined.results:
         metrics |= corrected.metrics
-    nonempty, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
+    nonempty = segment_count(batch.loss_mask, batch.cu_seqlens) > 0
+    hit = segment_count(batch.loss_mask & ~keep, batch.cu_seqlens) > 0
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
     return replace(combined.reduced, weight=combined.weight), keep, metrics
@@ -356,7 +374,10 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
 
 def check_needs(spec: Spec, batch: PolicyBatch) -> None:
     """Raise NoFieldError naming the first tensor in `spec.needs` that the batch lacks, and what would supply it."""
-    for name in sorted(spec.needs if batch.top_k_divergence is None else spec.needs - TOP_K_NEEDS):
+    needs = spec.needs
+    if batch.top_k_divergence is not None:
+        needs = needs - TOP_K_NEEDS
+    for name in sorted(needs):
         if getattr(batch, name) is None:
             source = SUPPLIED_BY.get(name, "the caller must set it")
             raise NoFieldError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
@@ -387,13 +408,14 @@ def invalid_tokens(b: PolicyBatch) -> Tensor:
     codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
     for i, name in reversed(list(enumerate(CHECKED))):
         value = getattr(b, name)
-        if value is not None:
-            checked = b.sampled if name in OF_SAMPLED else b.loss_mask
-            if name == "advantage":
-                valid = value.isfinite()
-            else:
-                valid = (value <= LOG_PROB_SLACK) & (value > -torch.inf)
-            codes.masked_fill_(checked & ~valid, i + 1)
+        if value is None:
+            continue
+        checked = b.sampled if name in OF_SAMPLED else b.loss_mask
+        if name == "advantage":
+            valid = value.isfinite()
+        else:
+            valid = (value <= LOG_PROB_SLACK) & (value > -torch.inf)
+        codes.masked_fill_(checked & ~valid, i + 1)
     return codes
 
 
@@ -409,9 +431,11 @@ def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str)
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
+    message = f"PolicyBatch.{name}: {wrong} at token {at} of {label}, {count} such tokens in it: {remedy}"
     # The current policy's log-probs come from its weights; all others come from the caller.
-    kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
-    raise kind(f"PolicyBatch.{name}: {wrong} at token {at} of {label}, {count} such tokens in it: {remedy}")
+    if name == "log_prob" and math.isnan(wrong):
+        raise NotFiniteError(message)
+    raise ValueError(message)
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -35,7 +35,9 @@ class SumCount:
     def value(self) -> float:
         """sum / count, NaN without values; costs a device sync, as does every `value`."""
         count = float(self.count)
-        return float(self.sum) / count if count else float("nan")
+        if count == 0:
+            return math.nan
+        return float(self.sum) / count
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,20 @@ class Peak:
         empty = -torch.inf if largest else torch.inf
         chosen = torch.where(mask, values.detach().to(torch.float64), empty)
         chosen = torch.cat([chosen.flatten(), chosen.new_full((1,), empty)])
-        return cls(chosen.amax() if largest else chosen.amin(), largest)
+        extreme = chosen.amax() if largest else chosen.amin()
+        return cls(extreme, largest)
 
     def __add__(self, other: "Peak") -> Self:
-        extreme = torch.maximum if self.largest else torch.minimum
-        return type(self)(extreme(self.extreme, other.extreme), self.largest)
+        farther = torch.maximum if self.largest else torch.minimum
+        return type(self)(farther(self.extreme, other.extreme), self.largest)
 
     @property
     def value(self) -> float:
         """The extreme; NaN without values."""
         value = float(self.extreme)
-        return value if math.isfinite(value) else math.nan
+        if math.isfinite(value):
+            return value
+        return math.nan
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ class Spread:
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         count = mask.sum(dtype=torch.float64)
         mean = chosen.sum() / count.clamp(min=1)
-        return cls(count, mean, torch.where(mask, (chosen - mean).square(), 0.0).sum(), kind)
+        squares = torch.where(mask, (chosen - mean).square(), 0.0).sum()
+        return cls(count, mean, squares, kind)
 
     def __add__(self, other: "Spread") -> Self:
         count = self.count + other.count
@@ -101,13 +107,19 @@ class Spread:
     @property
     def value(self) -> float:
         """The statistic; NaN without values, 0 for the sample std of a single value."""
-        count, mean, squares = float(self.count), float(self.mean), float(self.squares)
+        count = float(self.count)
+        mean = float(self.mean)
+        squares = float(self.squares)
         if count == 0:
-            return float("nan")
+            return math.nan
         if self.kind == "effective_sample_size":
-            second = mean * mean + squares / count
-            return mean * mean / second if second > 0 else float("nan")
-        return float((squares / (count if self.kind == "std" else max(count - 1, 1))) ** 0.5)
+            second_moment = mean * mean + squares / count
+            if not second_moment > 0:
+                return math.nan
+            return mean * mean / second_moment
+        if self.kind == "sample_std":
+            count = max(count - 1, 1)
+        return float((squares / count) ** 0.5)
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ class Quantile:
     def value(self) -> float:
         """The quantile; NaN without values."""
         if not len(self.values):
-            return float("nan")
+            return math.nan
         position = self.q * (len(self.values) - 1)
         ordered = self.values.sort().values
         low = int(position)
@@ -169,15 +181,16 @@ class QuantileSketch:
         """The quantile of exp(x), without interpolation; NaN without values (which costs a device sync)."""
         running = self.counts.cumsum(0)
         total = float(running[-1])
-        if not total:
-            return float("nan")
+        if total == 0:
+            return math.nan
         index = int(torch.searchsorted(running, self.q * (total - 1), right=True))
         if index >= self.BINS:
-            size = index - self.BINS
-        else:
-            size = self.BINS - 1 - index
-        magnitude = 0.0 if size == 0 else self.SMALLEST * 1.01**size
-        return math.exp(magnitude if index >= self.BINS else -magnitude)
+            return math.exp(self._magnitude(index - self.BINS))
+        return math.exp(-self._magnitude(self.BINS - 1 - index))
+
+    def _magnitude(self, size: int) -> float:
+        """|x| in the bin of this number."""
+        return 0.0 if size == 0 else self.SMALLEST * 1.01**size
 
 
 Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
@@ -189,22 +202,33 @@ def merge_metrics(parts: list[Metrics]) -> Metrics:
     out: Metrics = {}
     for part in parts:
         for key, value in part.items():
-            out[key] = out[key] + value if key in out else value  # type: ignore[operator]  # same key, same kind
+            if key in out:
+                out[key] = out[key] + value  # type: ignore[operator]  # same key, same kind
+            else:
+                out[key] = value
     return out
 
 
 def on_host(metrics: Metrics) -> Metrics:
     """The metrics with their tensors on the host, by one copy: no `value` then costs a device sync."""
-    tensors = [getattr(value, f.name) for value in metrics.values() for f in fields(value)]
-    there = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type != "cpu"]
+    there: list[Tensor] = []
+    for metric in metrics.values():
+        held = [getattr(metric, each.name) for each in fields(metric)]
+        there += [value for value in held if isinstance(value, Tensor) and value.device.type != "cpu"]
     if not there:
         return metrics
-    parts = iter(torch.cat([tensor.detach().flatten() for tensor in there]).cpu().split([x.numel() for x in there]))
+    joined = torch.cat([tensor.detach().flatten() for tensor in there]).cpu()
+    parts = joined.split([tensor.numel() for tensor in there])
     copies = {id(tensor): part.view(tensor.shape) for tensor, part in zip(there, parts, strict=True)}
-    return {
-        name: replace(value, **{f.name: copies.get(id(x), x) for f in fields(value) for x in [getattr(value, f.name)]})
-        for name, value in metrics.items()
-    }
+
+    out: Metrics = {}
+    for name, metric in metrics.items():
+        copied: dict[str, Any] = {}
+        for each in fields(metric):
+            value = getattr(metric, each.name)
+            copied[each.name] = copies.get(id(value), value)
+        out[name] = replace(metric, **copied)
+    return out
 
 
 def k2(log_ratio: Tensor) -> Tensor:

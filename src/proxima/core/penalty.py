@@ -64,7 +64,9 @@ class _Kl(_Towards):
 
     def __call__(self, b: PolicyBatch) -> Tensor:
         value = super().__call__(b)
-        return value * masked_ratio(b) if self.unbiased else value
+        if self.unbiased:
+            return value * masked_ratio(b)
+        return value
 
     def divergence(self, log_prob: Tensor, other_log_prob: Tensor) -> Tensor:
         d = log_prob - other_log_prob.detach()

@@ -46,7 +46,8 @@ def interpolated_proximal(
     precise = torch.promote_types(log_prob.dtype, torch.float32)  # a quotient of integers is float32
     between = (age - 1).to(precise) / age.clamp(min=1)
     share = torch.where((age > 0) & (policy_version >= 0), between, 0.0).to(log_prob.dtype)
-    behavior, current = finite_log_prob(behavior_log_prob.detach()), finite_log_prob(log_prob.detach())
+    behavior = finite_log_prob(behavior_log_prob.detach())
+    current = finite_log_prob(log_prob.detach())
     if kind == "loglinear":
         return behavior + share * (current - behavior)
     return torch.lerp(behavior.exp(), current.exp(), share).log()
@@ -153,9 +154,9 @@ def chained_log_prob(
         latest = f"policy_version {int(policy_version.max())}"
         raise ValueError(f"chained_log_prob: {latest} is later than current_version {current_version}.")
     proximal = proximal_log_prob.detach()
-    behavior, cached, chained = (
-        x.detach().to(proximal.dtype) for x in (behavior_log_prob, cached_log_prob, chained_log_ratio)
-    )
+    behavior = behavior_log_prob.detach().to(proximal.dtype)
+    cached = cached_log_prob.detach().to(proximal.dtype)
+    chained = chained_log_ratio.detach().to(proximal.dtype)
     known = ~cached.isnan()
     last = chain.step(proximal, torch.where(known, cached, behavior))
     log_weight = torch.where(known, chained, 0.0) + last

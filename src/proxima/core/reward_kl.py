@@ -114,13 +114,16 @@ class RewardKl:
     def __call__(
         self, score: Tensor, log_prob: Tensor, reference_log_prob: Tensor, loss_mask: Tensor, cu_seqlens: Tensor
     ) -> ShapedReward:
-        ours, reference = (finite_log_prob(torch.where(loss_mask, x, 0.0)) for x in (log_prob, reference_log_prob))
+        ours = finite_log_prob(torch.where(loss_mask, log_prob, 0.0))
+        reference = finite_log_prob(torch.where(loss_mask, reference_log_prob, 0.0))
 
-        spec = PENALTIES[self.estimator](**{"limit": self.limit} if self.estimator == "k3" else {})
+        settings = {"limit": self.limit} if self.estimator == "k3" else {}
+        spec = PENALTIES[self.estimator](**settings)
         kl = spec.divergence(ours, reference)
         paid = (self.coefficient * segment_sum(kl, cu_seqlens)).to(score.dtype)
+        placed = place_scores(score, loss_mask, cu_seqlens)
         return ShapedReward(
-            reward=with_kl(place_scores(score, loss_mask, cu_seqlens), kl, loss_mask, self.coefficient),
+            reward=with_kl(placed, kl, loss_mask, self.coefficient),
             total=score - paid,
             kl=segment_mean(kl, loss_mask, cu_seqlens),
             some=segment_count(loss_mask, cu_seqlens) > 0,

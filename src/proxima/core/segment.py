@@ -83,7 +83,8 @@ class SequenceRows:
     def of(cls, mask: Tensor, cu_seqlens: Tensor, lengths: Sequence[int] | None = None) -> "SequenceRows":
         """Args: mask [N] bool; lengths: the counts, if the host knows them; None costs a device sync."""
         count = segment_count(mask, cu_seqlens)
-        lengths = count.tolist() if lengths is None else lengths
+        if lengths is None:
+            lengths = count.tolist()
         tokens = torch.nonzero_static(mask, size=sum(lengths)).flatten()
         row = torch.arange(len(count), device=mask.device).repeat_interleave(count, output_size=len(tokens))
         column = torch.arange(len(tokens), device=mask.device) - (count.cumsum(0) - count)[row]
@@ -124,7 +125,8 @@ class SequenceRows:
         return torch.lerp(lower, upper, position - rank)
 
     def _along(self, sums: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-        return torch.cat([sums(table).flatten() for table in self._tables(values, 0.0)])[self.cells]
+        summed = [sums(table).flatten() for table in self._tables(values, 0.0)]
+        return torch.cat(summed)[self.cells]
 
     def _tables(self, values: Tensor, padding: float) -> list[Tensor]:
         areas = [rows * width for rows, width in self.sizes]
@@ -203,7 +205,8 @@ def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | No
         order = ties.argsort(stable=True)
     order = order[keys[order].argsort(stable=True)]
     order = order[(~mask[order]).to(torch.uint8).argsort(stable=True)]  # tokens of the mask first
-    return torch.zeros_like(mask).scatter(0, order, torch.arange(len(mask), device=mask.device) < count) & mask
+    among_first = torch.arange(len(mask), device=mask.device) < count
+    return torch.zeros_like(mask).scatter(0, order, among_first) & mask
 
 
 def second_moment_keep(squares: Tensor, mask: Tensor, threshold: float) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.aggregate import TokenSum
-from proxima.core.band import Band, format_distinct
+from proxima.core.band import Band, format_distinct, outside
 from proxima.core.correction.importance import Importance, log_ratio_to, log_weight
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 from proxima.core.correction.weight_statistics import safe_exp
@@ -82,13 +82,11 @@ class TokenReasons:
         token, NaN where A is 0. The division of a correction's weights by their batch mean is left out."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
         weight = self.corrected.weight
-        if weight is None:
-            product = torch.ones_like(leaf)
-        else:
-            product = weight
-        if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
-            product = torch.where(self.recorded, product, 0.0)
-        b = replace(self.reduced, log_prob=leaf, weight=product.detach() if self.corrections else None)
+        if weight is not None:
+            if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
+                weight = torch.where(self.recorded, weight, 0.0)
+            weight = weight.detach()
+        b = replace(self.reduced, log_prob=leaf, weight=weight)
         loss = policy_loss(b, surrogate=self.surrogate, aggregate=TokenSum(), check=False).numerator
         (gradient,) = torch.autograd.grad(loss, leaf)
         advantage = b.masked("advantage")
@@ -98,17 +96,19 @@ class TokenReasons:
         """Explain one token in words: name every rule that dropped it, or say why the surrogate kept it."""
         if not bool(self.batch.loss_mask[token]):
             return "not in the loss"
-        rejections = [
-            self._rejection(spec, token) for spec, result in self.corrected.results if not bool(result.keep[token])
-        ]
-        kept_by_band = self.band is None or bool(self.band.keep[token])
-        if self.band is not None and not kept_by_band and bool(self.reduced.loss_mask[token]):
-            rejections.append(self.band.reason(token).partition(": ")[2])
+        rejections: list[str] = []
+        for spec, result in self.corrected.results:
+            if not bool(result.keep[token]):
+                rejections.append(self._rejection(spec, token))
+        verdict = "masked"
+        if self.band is not None and not bool(self.band.keep[token]):
+            if bool(self.reduced.loss_mask[token]):
+                _, _, why = self.band.reason(token).partition(": ")
+                rejections.append(why)
+            if len(rejections) == 1:
+                verdict = self.band.verdict
         if rejections:
-            clipped = (
-                self.band is not None and len(rejections) == 1 and not kept_by_band and self.band.verdict == "clipped"
-            )
-            return f"{'clipped' if clipped else 'masked'}: {'; '.join(rejections)}"
+            return f"{verdict}: {'; '.join(rejections)}"
         if self.recorded is not None and not bool(self.recorded[token]):
             names = [type(spec).__name__ for spec in self.corrections if isinstance(spec, OF_BATCH)]
             if names:
@@ -121,10 +121,8 @@ class TokenReasons:
     def _disagreement(self, token: int) -> str:
         """Describe a token that the trainer masked but the rules keep on the stored figures: rounding, at a bound."""
         if self.band is None:
-            words = ""
-        else:
-            words = f", which the stored figures put at the bound: {self.band.reason(token)}"
-        return f"masked: the trainer recorded so{words}"
+            return "masked: the trainer recorded so"
+        return f"masked: the trainer recorded so, which the stored figures put at the bound: {self.band.reason(token)}"
 
     def _over_the_batch(self, token: int) -> str:
         entropy = self.batch.entropy
@@ -151,14 +149,19 @@ class TokenReasons:
                 left, right = format_distinct(least, spec.veto)
                 return f"{name}: {left} < {right}, the veto, at a token of the sequence"
             weight = float(safe_exp(log_weight(rho, b, spec.level))[token])
-            what = f"{POLICIES[spec.towards]}/μ of the {'token' if spec.level == 'token' else 'sequence'}"
-            return f"{name}: {_outside(weight, spec.floor, spec.upper)}, {what}"
+            unit = "token" if spec.level == "token" else "sequence"
+            return f"{name}: {outside(weight, spec.floor, spec.upper)}, {POLICIES[spec.towards]}/μ of the {unit}"
         if isinstance(spec, Rejection):
             values = spec.values(b)
-            value = float(values[token] if spec.level == "token" else values[at])
-            what = f"{spec.statistic} of the {spec.level}" + ("" if spec.level == "token" else f" ({spec.reduce})")
-            away = ", and the update moves the token away" if spec.keep_returning else ""
-            return f"{name}: {_outside(value, spec.floor, spec.ceiling)}, {what}{away}"
+            if spec.level == "token":
+                value = float(values[token])
+                what = f"{spec.statistic} of the token"
+            else:
+                value = float(values[at])
+                what = f"{spec.statistic} of the sequence ({spec.reduce})"
+            if spec.keep_returning:
+                what += ", and the update moves the token away"
+            return f"{name}: {outside(value, spec.floor, spec.ceiling)}, {what}"
         if isinstance(spec, OffPolicySequence):
             left, right = format_distinct(float(spec.drift(b)[token]), spec.threshold)
             return f"{name}: {left} > {right}, the mean of log μ - log π over the sequence, and A < 0"
@@ -174,11 +177,6 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
         b: the batch as the surrogate reads it; without `selected`, it is taken to be the whole optimizer batch.
     """
     return surrogate.band(replace(b, log_prob=b.log_prob.detach()))
-
-
-def _outside(value: float, lower: float, upper: float) -> str:
-    left, right = format_distinct(value, upper if value > upper else lower)
-    return f"{left} {'>' if value > upper else '<'} {right}"
 
 
 def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> Tensor:

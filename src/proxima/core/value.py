@@ -51,9 +51,12 @@ class ValueLoss:
         Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics
             `value_clip_fraction` (share of tokens whose clipped error is the larger one) and `value_mean`.
         """
-        value, before, target = (torch.where(mask, x, 0.0) for x in (value, value_before.detach(), returns.detach()))
+        value = torch.where(mask, value, 0.0)
+        before = torch.where(mask, value_before.detach(), 0.0)
+        target = torch.where(mask, returns.detach(), 0.0)
         clipped = torch.clamp(value, before - self.epsilon, before + self.epsilon)
-        unclipped, bounded = self._error(value - target), self._error(clipped - target)
+        unclipped = self._error(value - target)
+        bounded = self._error(clipped - target)
         metrics: Metrics = {
             "value_clip_fraction": SumCount.over(bounded > unclipped, mask),
             "value_mean": SumCount.over(value, mask),
@@ -71,7 +74,8 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> floa
     constant, below 0 is worse than one. NaN if the target does not vary, or for fewer than two tokens. [N] float each;
     mask [N] bool.
     """
-    chosen, error = target[mask].double(), (target - prediction)[mask].double()
+    chosen = target[mask].double()
+    error = (target - prediction)[mask].double()
     if len(chosen) < 2 or float(chosen.max()) == float(chosen.min()):
         return float("nan")
     return float(1 - error.var() / chosen.var())

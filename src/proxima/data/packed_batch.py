@@ -249,10 +249,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         wrong = observed & columns["sampled"]
         if wrong.any():
             raise ValueError(f"pack: token {wrong.argmax()} of the batch is sampled, so it can't be an observation.")
-    tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
+    given = _on_host(columns)
+    given |= {name: torch.from_numpy(array) for name, array in columns.items()}
     return PackedBatch(
-        **tensors,
-        **_on_host(columns),
+        **given,
         tokens_of=tuple(lengths.tolist()),
         sampled_of=_counts(columns["sampled"], cu_seqlens),
         in_loss_of=_counts(columns["loss_mask"], cu_seqlens),

@@ -101,7 +101,8 @@ class Grpo(Scaled):
         group = GroupStatistics.of(outcomes)
         centred = group.reward - group.mean
         if self.scale != "none":
-            centred = centred / ((group.std if self.scale == "group" else batch_std(outcomes)) + self.epsilon)
+            std = group.std if self.scale == "group" else batch_std(outcomes)
+            centred = centred / (std + self.epsilon)
         return zero_if_uniform(outcomes, group, centred)
 
 
@@ -252,14 +253,12 @@ class Gdpo(Scaled):
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        if outcomes.parts is None:
+        parts = outcomes.parts
+        if parts is None:
             parts = outcomes.reward[:, None]
-        else:
-            parts = outcomes.parts
-        if self.weights is None:
+        weights = self.weights
+        if weights is None:
             weights = (1.0,) * parts.shape[1]
-        else:
-            weights = self.weights
         bound = f"must have one number for each of the {parts.shape[1]} rewards"
         require(len(weights) == parts.shape[1], "weights", weights, bound)
         inner = Grpo(scale=self.scale, epsilon=self.epsilon)
@@ -277,7 +276,10 @@ class Gdpo(Scaled):
 def token_weight(outcomes: Outcomes) -> Tensor:
     """[S] int, the loss tokens of each valid completion, 0 where invalid. Tokens without a gradient (tool output) are
     not counted."""
-    return torch.where(outcomes.valid, outcomes.length if outcomes.loss_tokens is None else outcomes.loss_tokens, 0)
+    tokens = outcomes.loss_tokens
+    if tokens is None:
+        tokens = outcomes.length
+    return torch.where(outcomes.valid, tokens, 0)
 
 
 def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:

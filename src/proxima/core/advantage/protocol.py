@@ -64,12 +64,13 @@ class TokenRewards:
         lengths = self.cu_seqlens.diff()
         tokens = sequences.repeat_interleave(lengths)
         of_sequences = ("bootstrap", "group", "idle")
-        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cu_seqlens"}
-        taken: dict[str, Any] = {
-            name: column if column is None else column[sequences if name in of_sequences else tokens]
-            for name, column in columns.items()
-        }
-        return TokenRewards(cu_seqlens=pad(lengths[sequences].cumsum(0), (1, 0)), **taken), tokens
+        taken: dict[str, Any] = {"cu_seqlens": pad(lengths[sequences].cumsum(0), (1, 0))}
+        for each in fields(self):
+            column = getattr(self, each.name)
+            if column is not None and each.name != "cu_seqlens":
+                chosen = sequences if each.name in of_sequences else tokens
+                taken[each.name] = column[chosen]
+        return TokenRewards(**taken), tokens
 
 
 class Advantage(Spec, Protocol):

@@ -47,7 +47,8 @@ def whiten(
         scale = torch.rsqrt(variance + epsilon)
     else:
         scale = 1 / (variance.sqrt() + epsilon)
-    out = (values.double() - mean) * scale + (0.0 if shift else mean)
+    added_back = 0.0 if shift else mean
+    out = (values.double() - mean) * scale + added_back
     return torch.where(mask, out, 0.0).to(values.dtype)
 
 
@@ -117,7 +118,9 @@ class Gae(TokenAdvantage):
     def _raw(self, rewards: TokenRewards) -> Tensor:
         rows = SequenceRows.of(rewards.loss_mask, rewards.cu_seqlens)
         value = required(self, "value", rewards.value).detach()[rows.tokens].double()
-        beyond = 0.0 if rewards.bootstrap is None else rewards.bootstrap[rows.row].double()
+        beyond: Tensor | float = 0.0
+        if rewards.bootstrap is not None:
+            beyond = rewards.bootstrap[rows.row].double()
         after = torch.where(rows.column + 1 == rows.count[rows.row], beyond, value.roll(-1))
         delta = rewards.reward[rows.tokens].double() + self.gamma * after - value
         return rows.packed(rows.suffix_sums(delta, self.gamma * self.lam), rewards.reward)

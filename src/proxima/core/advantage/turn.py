@@ -41,12 +41,15 @@ class _TurnTable:
         tokens = mask.nonzero().flatten()
         row = segment_index(rewards.cu_seqlens, len(mask))[tokens]
         column = required(spec, "turn", rewards.turn)[tokens].long()
-        size = (len(group), int(column.max()) + 1 if len(column) else 0)
-        reward, reached = rewards.reward.new_zeros(size), mask.new_zeros(size)
+        turns = 0
+        if len(column):
+            turns = int(column.max()) + 1
+        reward = rewards.reward.new_zeros(len(group), turns)
+        reached = mask.new_zeros(len(group), turns)
         reward.index_put_((row, column), rewards.reward[tokens], accumulate=True)
         reached[row, column] = True
         counts = reached.any(1)
-        if rewards.idle is not None and size[1]:
+        if rewards.idle is not None and turns:
             is_idle = rewards.idle.isfinite()
             reward[is_idle, 0] = rewards.idle[is_idle]
             counts = counts | is_idle

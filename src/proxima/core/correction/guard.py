@@ -83,18 +83,20 @@ class MismatchGuard:
             settings: those of the engine that move its log-probs on purpose, for the message.
         """
         gaps = distances[~distances.isnan()].double()
-        if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
-            if settings:
-                cause = f"expected with {settings}"
-            else:
-                cause = UNEXPECTED
-            raise MismatchError(
-                f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, with "
-                f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g} is allowed, and sound engines stay "
-                "within 0.05",
-                remedy=f"{cause}: see docs/mismatch.md; resume (--resume) with "
-                "algorithm.mismatch.on_mismatch=warn to train on them anyway",
-            )
+        if len(gaps) < FEWEST:
+            return
+        mean = float(gaps.mean())
+        if mean <= self.max_fresh:
+            return
+
+        cause = f"expected with {settings}" if settings else UNEXPECTED
+        raise MismatchError(
+            f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, with "
+            f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g} is allowed, and sound engines stay "
+            "within 0.05",
+            remedy=f"{cause}: see docs/mismatch.md; resume (--resume) with "
+            "algorithm.mismatch.on_mismatch=warn to train on them anyway",
+        )
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:
         """The first metric of a step that is above its limit, with value and limit; None if the step is within."""
@@ -121,7 +123,8 @@ class MismatchGuard:
         far = tokens.means(distance) > self.max_k3_kl
         catastrophic = tokens.sums((rho < math.log(CATASTROPHIC)).double()) > 0
         out = torch.zeros(b.sequences, dtype=torch.bool, device=rho.device)
-        figures = float(distance.mean()), float(catastrophic.double().mean())  # NaN without a loss token
-        if figures[0] > self.max_k3_kl or figures[1] > self.max_catastrophic:
+        k3_kl = float(distance.mean())  # NaN without a loss token, as is the share
+        catastrophic_share = float(catastrophic.double().mean())
+        if k3_kl > self.max_k3_kl or catastrophic_share > self.max_catastrophic:
             out[tokens.sequences] = far | catastrophic
         return out

@@ -50,32 +50,29 @@ class MetricRange:
         low, high = self.healthy
         if not self.broken[0] <= value <= self.broken[1]:
             return "broken"
-        if self.closed:
-            inside = low <= value <= high
-        else:
-            inside = low < value < high
-        return "healthy" if inside else "watch"
+        if low < value < high or (self.closed and value in (low, high)):
+            return "healthy"
+        return "watch"
 
     def words(self) -> dict[Verdict, str]:
         """Each verdict's range, for a table."""
         broken = [f"{sign} {bound:g}" for sign, bound in zip("<>", self.broken, strict=True) if math.isfinite(bound)]
         if broken and self.broken[0] == -self.broken[1]:
             broken = [f"|x| > {self.broken[1]:g}"]
-        if broken:
-            edge = _between(*self.broken, closed=True)
-        else:
-            edge = "else"
         healthy = _between(*self.healthy, closed=self.closed)
-        return {"healthy": healthy, "watch": edge, "broken": " or ".join(broken) or "–"}
+        if not broken:
+            return {"healthy": healthy, "watch": "else", "broken": "–"}
+        return {"healthy": healthy, "watch": _between(*self.broken, closed=True), "broken": " or ".join(broken)}
 
 
 def _between(low: float, high: float, *, closed: bool = False) -> str:
-    less, more = ("≤", "≥") if closed else ("<", ">")
+    less = "≤" if closed else "<"
+    more = "≥" if closed else ">"
     if low == -high:
         return f"|x| {less} {high:g}"
-    if math.isinf(low) or math.isinf(high):
-        if math.isinf(low):
-            return f"{less} {high:g}"
+    if math.isinf(low):
+        return f"{less} {high:g}"
+    if math.isinf(high):
         return f"{more} {low:g}"
     return f"{low:g} to {high:g}"
 
@@ -292,11 +289,12 @@ def health(
     Returns: a verdict for each of `HEALTH_CHECKS` that could be judged, in their order.
     """
     judged = verdicts(values, guard)
-    return [
-        _explained(check, LEVEL_OF[judged[check.metric]], values, known_mismatch)
-        for check in HEALTH_CHECKS
-        if check.metric in judged
-    ]
+    found: list[HealthVerdict] = []
+    for check in HEALTH_CHECKS:
+        if check.metric in judged:
+            level = LEVEL_OF[judged[check.metric]]
+            found.append(_explained(check, level, values, known_mismatch))
+    return found
 
 
 def _explained(check: HealthCheck, level: HealthLevel, values: Mapping[str, object], known: str) -> HealthVerdict:
@@ -305,21 +303,23 @@ def _explained(check: HealthCheck, level: HealthLevel, values: Mapping[str, obje
     number: Any = values[metric]
     value = _unintended(metric, number, values)
     meaning = check.meaning.format(value=value)
-    age = values.get("age/max")
+    if level == "ok":
+        return HealthVerdict(level, metric, value, f"{meaning}.")
+
+    reported = values.get("age/max")
+    age = reported if isinstance(reported, int | float) else 0.0
     corrected = any(name.startswith("correction/") for name in values)
-    if metric.startswith("mismatch/") and known:
+    of_mismatch = metric.startswith("mismatch/")
+    if of_mismatch and known:
         remedy = f"expected with {known}"
-    elif metric.startswith("mismatch/") and values.get("replayed"):
+    elif of_mismatch and values.get("replayed"):
         remedy = REPLAYED
-    elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
-        versions = f"{age:.0f} policy version{'s' * (round(age) != 1)}"
-        aged = f"some groups are {versions} old, so lower runtime.max_lag"
-        if corrected:
-            remedy = f"{aged}{CORRECTED}"
-        else:
-            remedy = f"{aged}{CORRECT}"
-    elif metric == "correction/rejected_fraction" and isinstance(age, int | float) and age > 0:
+    elif of_mismatch and age > 0:
+        versions = "policy version" if round(age) == 1 else "policy versions"
+        further = CORRECTED if corrected else CORRECT
+        remedy = f"some groups are {age:.0f} {versions} old, so lower runtime.max_lag{further}"
+    elif metric == "correction/rejected_fraction" and age > 0:
         remedy = f"{remedy}, or lower runtime.max_lag"
     elif remedy == PRECISION and corrected:
         remedy = f"{SAME_PRECISION}{CORRECTED}"
-    return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")
+    return HealthVerdict(level, metric, value, f"{meaning}: {remedy}.")

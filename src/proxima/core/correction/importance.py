@@ -115,16 +115,20 @@ class Importance(Correction):
         """The lower bound in effect, also when `lower` is none."""
         if self.lower is not None:
             return self.lower
-        return 0.0 if self.bound == "clamp" else 1 / self.upper
+        if self.bound == "clamp":
+            return 0.0
+        return 1 / self.upper
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
         rho = log_ratio_to(b, self.towards)
         log_w = log_weight(rho, b, self.level)
         weight = torch.where(b.loss_mask, self.bounded(safe_exp(log_w)), 0.0)
-        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor) | applied_statistics(weight, log_w, b)
+        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor)
+        metrics |= applied_statistics(weight, log_w, b)
         tokens = LossTokens.of(b)
-        metrics |= policy_statistics(tokens.select(rho), tokens.select(b.masked(FIELDS[self.towards])), tokens)
+        target = b.masked(FIELDS[self.towards])
+        metrics |= policy_statistics(tokens.select(rho), tokens.select(target), tokens)
         vetoed = self.vetoed(rho, b)
         nonempty = segment_count(b.loss_mask, b.cu_seqlens) > 0
         metrics["rollout_is_veto_fraction"] = SumCount.over(vetoed, nonempty)
@@ -154,7 +158,8 @@ class Importance(Correction):
 
     def vetoed(self, rho: Tensor, b: PolicyBatch) -> Tensor:
         """[S] bool, the sequences with a loss token below the veto; without a veto (for the metrics) below 1e-4."""
-        below = b.loss_mask & (rho < math.log(CATASTROPHIC if self.veto is None else self.veto))
+        veto = CATASTROPHIC if self.veto is None else self.veto
+        below = b.loss_mask & (rho < math.log(veto))
         return segment_count(below, b.cu_seqlens) > 0
 
     def _mean(self, weight: Tensor, b: PolicyBatch, nonempty: Tensor) -> SumCount:
@@ -218,16 +223,14 @@ def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: 
     out: Metrics = {f"rollout_is_{name}": metric for name, metric in distribution(raw).items()}
     out |= {f"rollout_is_{name}_bounded": bounded[name] for name in ("std", "eff_sample_size")}
     out |= {f"rollout_is_{name}": Quantile(raw, q) for name, q in PERCENTILES.items()}
-    return (
-        out
-        | sequence_statistics(row)
-        | {
-            "rollout_is_ratio_fraction_high": mean_of(each > upper),
-            "rollout_is_ratio_fraction_low": mean_of(each < lower),
-            "rollout_is_seq_fraction_high": mean_of(row > upper),
-            "rollout_is_seq_fraction_low": mean_of(row < lower),
-        }
-    )
+    out |= sequence_statistics(row)
+    out |= {
+        "rollout_is_ratio_fraction_high": mean_of(each > upper),
+        "rollout_is_ratio_fraction_low": mean_of(each < lower),
+        "rollout_is_seq_fraction_high": mean_of(row > upper),
+        "rollout_is_seq_fraction_low": mean_of(row < lower),
+    }
+    return out
 
 
 def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics:
@@ -235,10 +238,9 @@ def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics
     tokens = LossTokens.of(b)
     applied = tokens.select(weight)
     changed = applied != safe_exp(tokens.select(log_w))
-    out = {f"rollout_is_{name}": metric for name, metric in distribution(applied).items()}
-    metrics: Metrics = {
-        f"{name}_applied": value for name, value in (out | sequence_statistics(tokens.means(applied))).items()
-    }
+    out: Metrics = {f"rollout_is_{name}": metric for name, metric in distribution(applied).items()}
+    out |= sequence_statistics(tokens.means(applied))
+    metrics: Metrics = {f"{name}_applied": metric for name, metric in out.items()}
     return metrics | {
         "rollout_is_clipped_fraction": mean_of(changed),
         "rollout_is_seq_clipped_fraction": mean_of(tokens.sums(changed.double()) > 0),

@@ -110,14 +110,15 @@ class Rejection(Correction):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        more = {"advantage"} if self.keep_returning else set()
-        object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards], *more}))
+        needs = {"behavior_log_prob", FIELDS[self.towards]}
+        if self.keep_returning:
+            needs.add("advantage")
+        object.__setattr__(self, "needs", frozenset(needs))
+        bound = f"must be set for {self.statistic}, > 0"
         if self.statistic == "tv":
-            bound = "must be set for {}: a probability, below 1"
-        else:
-            bound = "must be set for {}, > 0"
+            bound = "must be set for tv: a probability, below 1"
         chosen = self.upper is not None or self.statistic not in ("tv", "ratio_tv")
-        require(chosen, "upper", self.upper, bound.format(self.statistic))
+        require(chosen, "upper", self.upper, bound)
         require(self.ceiling > 0, "upper", self.upper, "must be > 0")
         bound = f"must be <= upper={self.ceiling}, or none"
         require(self.lower is None or self.lower <= self.ceiling, "lower", self.lower, bound)
@@ -139,7 +140,11 @@ class Rejection(Correction):
         """The lower bound in effect, also when `lower` is none."""
         if self.lower is not None:
             return self.lower
-        return {"ratio": 1 / self.ceiling, "k1": -self.ceiling}.get(self.statistic, -float("inf"))
+        if self.statistic == "ratio":
+            return 1 / self.ceiling
+        if self.statistic == "k1":
+            return -self.ceiling
+        return -float("inf")
 
     @property
     def name(self) -> str:
@@ -152,14 +157,12 @@ class Rejection(Correction):
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
         values = self.values(b)  # [N] or [S]
-        if self.level == "token":
-            where = b.loss_mask
-        else:
-            where = segment_count(b.loss_mask, b.cu_seqlens) > 0
         inside = (values >= self.floor) & (values <= self.ceiling)
         if self.level == "token":
+            where = b.loss_mask
             keep = inside
         else:
+            where = segment_count(b.loss_mask, b.cu_seqlens) > 0
             keep = inside[b.sequence_index]
         if self.keep_returning:
             keep = keep | (b.masked("advantage") * log_ratio_to(b, self.towards).sign() <= 0)
@@ -177,11 +180,14 @@ class Rejection(Correction):
 
     def values(self, b: PolicyBatch) -> Tensor:
         """The statistic: [N] at token level, [S] at sequence level; float64."""
-        pi, mu = (b.masked(name).detach().double() for name in (FIELDS[self.towards], "behavior_log_prob"))
+        pi = b.masked(FIELDS[self.towards]).detach().double()
+        mu = b.masked("behavior_log_prob").detach().double()
         each = STATISTICS[self.statistic](pi, mu)
         if self.level == "sequence":
             each = self._reduced(each, b)
-        return each.exp() if self.statistic == "ratio" else each
+        if self.statistic == "ratio":
+            return each.exp()
+        return each
 
     def _reduced(self, each: Tensor, b: PolicyBatch) -> Tensor:
         if self.reduce == "sum":
@@ -296,6 +302,7 @@ class TopEntropy(Correction):
         last = (b.loss_mask.sum() - 1).clamp(min=0)
         position = (1 - self.share) * last.double()
         low = position.long()
-        below, above = ordered.take(low), ordered.take(torch.minimum(low + 1, last))
+        below = ordered.take(low)
+        above = ordered.take(torch.minimum(low + 1, last))
         edge = torch.lerp(below, above, (position - low).to(entropy.dtype))
         return as_correction(b, b.loss_mask & (entropy >= edge), "top_entropy")

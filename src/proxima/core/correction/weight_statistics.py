@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from proxima.core.metrics import Metrics, Peak, QuantileSketch, Spread, SumCount, k3
+from proxima.core.metrics import Metrics, Peak, QuantileSketch, Spread, SpreadKind, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_count
 from proxima.data.policy_batch import PolicyBatch, finite_log_prob
@@ -103,7 +103,8 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
     if b.behavior_log_prob is None:
         raise ValueError("mismatch_metrics needs `behavior_log_prob`, which the batch lacks: the engine supplies it.")
     tokens = LossTokens.of(b)
-    current, behavior = tokens.log_probs(b.log_prob), tokens.log_probs(b.behavior_log_prob)
+    current = tokens.log_probs(b.log_prob)
+    behavior = tokens.log_probs(b.behavior_log_prob)
     rho = current - behavior
     weight = safe_exp(rho)
     catastrophic = rho < math.log(CATASTROPHIC)
@@ -113,7 +114,9 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
         "rollout_is_sequence": safe_exp(total),
         "rollout_is_geometric": safe_exp(total / tokens.lengths),
     }
-    out: Metrics = {f"{level}_{name}": m for level, w in levels.items() for name, m in distribution(w).items()}
+    out: Metrics = {}
+    for level, weights in levels.items():
+        out |= {f"{level}_{name}": metric for name, metric in distribution(weights).items()}
     counts = QuantileSketch.histogram(rho)
     out |= {f"rollout_is_{name}": QuantileSketch(counts, q) for name, q in PERCENTILES.items()}
     out |= sequence_statistics(tokens.means(weight)) | policy_statistics(rho, current, tokens)
@@ -151,9 +154,10 @@ def _bucket_means(bucket: Tensor, names: list[str], columns: dict[str, Tensor]) 
     empty = torch.zeros(len(names), dtype=torch.float64, device=bucket.device)
     counts = empty.index_add(0, bucket, torch.ones(len(bucket), dtype=torch.float64, device=bucket.device))
     sums = {column: empty.index_add(0, bucket, values) for column, values in columns.items()}
-    return {
-        f"{name}/{column}": SumCount(sums[column][i], counts[i]) for i, name in enumerate(names) for column in columns
-    }
+    means: dict[str, SumCount] = {}
+    for i, name in enumerate(names):
+        means |= {f"{name}/{column}": SumCount(sums[column][i], counts[i]) for column in columns}
+    return means
 
 
 def mean_of(values: Tensor) -> SumCount:
@@ -164,21 +168,24 @@ def mean_of(values: Tensor) -> SumCount:
 def peak_of(values: Tensor, *, largest: bool = True) -> Peak:
     """The largest, or smallest, of all of `values`, which may be empty."""
     if not len(values):
-        return Peak(values.new_full((), -math.inf if largest else math.inf), largest)
-    return Peak(values.amax() if largest else values.amin(), largest)
+        empty = -math.inf if largest else math.inf
+        return Peak(values.new_full((), empty), largest)
+    extreme = values.amax() if largest else values.amin()
+    return Peak(extreme, largest)
 
 
 def distribution(values: Tensor, *, sample: bool = False) -> dict[str, SumCount | Spread | Peak]:
     """Mean, std (with `sample`, ddof = 1), min, max and effective sample size, 1 / mean((w / mean w)²)."""
     mean = mean_of(values)
     centre = mean.sum / mean.count.clamp(min=1)
-    moments = mean.count, centre, (values - centre).square().sum()
+    squares = (values - centre).square().sum()
+    kind: SpreadKind = "sample_std" if sample else "std"
     return {
         "mean": mean,
-        "std": Spread(*moments, "sample_std" if sample else "std"),
+        "std": Spread(mean.count, centre, squares, kind),
         "min": peak_of(values, largest=False),
         "max": peak_of(values),
-        "eff_sample_size": Spread(*moments, "effective_sample_size"),
+        "eff_sample_size": Spread(mean.count, centre, squares, "effective_sample_size"),
     }
 
 

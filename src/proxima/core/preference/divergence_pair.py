@@ -113,7 +113,8 @@ class ExoPair(DivergencePair):
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         x = self.beta * (c - r)
-        right, wrong = logsigmoid(x), logsigmoid(-x)
+        right = logsigmoid(x)
+        wrong = logsigmoid(-x)
         first = right - math.log1p(-self.label_smoothing)
         second = wrong - math.log(self.label_smoothing)
         return right.exp() * first + wrong.exp() * second

@@ -46,6 +46,8 @@ class Kto:
             kl: [] or a number, mean of log π − log π_ref over mismatched completions of the step; clamped to >= 0.
         """
         x = log_ratio(log_prob, reference_log_prob.detach())
-        zero = torch.as_tensor(kl if self.anchor == "kl" else 0.0, dtype=x.dtype, device=x.device).detach().clamp(min=0)
+        if self.anchor != "kl":
+            kl = 0.0
+        zero = torch.as_tensor(kl, dtype=x.dtype, device=x.device).detach().clamp(min=0)
         weight = either(good, self.good_weight, self.bad_weight, x)
         return weight * torch.sigmoid(either(good, -self.beta, self.beta, x) * (x - zero))

@@ -14,7 +14,8 @@ class NcaPair(Pairwise):
     """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Source: NCA, arXiv 2402.05369."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
-        c, r = self.beta * c, self.beta * r
+        c = self.beta * c
+        r = self.beta * r
         return -logsigmoid(c) - 0.5 * logsigmoid(-c) - 0.5 * logsigmoid(-r)
 
 

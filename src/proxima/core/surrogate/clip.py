@@ -50,7 +50,8 @@ def clip_bounds(ratio: Tensor, advantage: Tensor, low: float, high: float, dual:
     """[N] each: the bounds of the ratio on the side to which the advantage pushes it; infinite on the other side."""
     lower = either(advantage < 0, 1 - low, -math.inf, ratio)
     far = either(advantage < 0, math.inf if dual is None else dual, math.inf, ratio)
-    return lower, torch.where(advantage > 0, either(advantage > 0, 1 + high, math.inf, ratio), far)
+    near = either(advantage > 0, 1 + high, math.inf, ratio)
+    return lower, torch.where(advantage > 0, near, far)
 
 
 def clip_band(
@@ -60,17 +61,20 @@ def clip_band(
     lower, upper = clip_bounds(ratio, advantage, low, high, dual)
 
     def cause(token: int) -> str:
-        raised = float(advantage[token]) > 0
-        if not raised and float(ratio[token]) > 1 + high:
+        if float(advantage[token]) > 0:
+            return " and A > 0: the update would raise it further"
+        if float(ratio[token]) > 1 + high:
             return " and A < 0: beyond the dual clip the loss is constant"
-        return f" and A {'> 0: the update would raise it' if raised else '< 0: the update would lower it'} further"
+        return " and A < 0: the update would lower it further"
 
     def free(token: int) -> str:
         if float(advantage[token]) == 0:
             return "the advantage is 0, so it has no gradient"
         return "nothing bounds it"
 
-    bounds = {"lower": 1 - low, "upper": 1 + high} | ({} if dual is None else {"dual": dual})
+    bounds = {"lower": 1 - low, "upper": 1 + high}
+    if dual is not None:
+        bounds["dual"] = dual
     return Band.of(b, title, "ratio", ratio, lower=lower, upper=upper, columns=bounds, cause=cause, free=free)
 
 
@@ -154,7 +158,9 @@ class Gspo(Surrogate):
 
     @property
     def exempt_laws(self) -> frozenset[str]:  # the token form detaches the sequence's ratio
-        return frozenset({"derivative"} if self.form == "token" else ())
+        if self.form == "token":
+            return frozenset({"derivative"})
+        return frozenset()
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         ratio, advantage = self.measured(b)

@@ -85,8 +85,9 @@ class Dppo(Surrogate):
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
         """D_t and its bound, [N] each, detached."""
         far = divergence(b, self.divergence, self.centre)
+        falling = b.masked("advantage") < 0
         low = self.delta if self.delta_low is None else self.delta_low
-        return far, either(b.masked("advantage") < 0, low, self.delta, far)
+        return far, either(falling, low, self.delta, far)
 
     def band(self, b: PolicyBatch) -> Band:
         far, threshold = self.threshold(b)
@@ -184,7 +185,8 @@ class Cppo(Surrogate):
         measured = divergence(b, self.divergence, self.centre)
         far = measured[rows.tokens]
         before = rows.column.to(measured.dtype)
-        slope = ((1 - self.w_min) / (rows.count - 1).clamp(min=1).to(far.dtype))[rows.row]
+        steps = (rows.count - 1).clamp(min=1).to(far.dtype)
+        slope = ((1 - self.w_min) / steps)[rows.row]
         weight = 1 - slope * before
         if self.single_token == "w_min":
             weight = torch.where(rows.count[rows.row] == 1, self.w_min, weight)
@@ -192,8 +194,7 @@ class Cppo(Surrogate):
         spent = rows.prefix_sums(weighted) - weighted
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
         granted = torch.where(before > 0, self._budget(rows, far) * prior_weight, 0.0)  # no inf · 0
-        weighted, spent, granted = (rows.packed(values, measured) for values in (weighted, spent, granted))
-        return weighted, spent, granted
+        return rows.packed(weighted, measured), rows.packed(spent, measured), rows.packed(granted, measured)
 
     def _budget(self, rows: SequenceRows, far: Tensor) -> Tensor | float:
         """[n]: the drift allowed per token of the prefix."""
@@ -280,7 +281,9 @@ class TvBand(Surrogate):
         def cause(token: int) -> str:
             if float(advantage[token]) == 0:
                 return ", on either side of μ; the advantage is 0"
-            return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
+            if back[token]:
+                return ", on either side of μ: also a token that would move back"
+            return ", on either side of μ"
 
         title = "distance |π − μ| and the half width of the band"
         far = divergence(b, "binary_tv")

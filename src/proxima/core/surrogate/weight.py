@@ -128,7 +128,8 @@ class Sapo(Surrogate):
         return advantage, either(advantage > 0, self.tau_positive, self.tau_negative, advantage)
 
     def band(self, b: PolicyBatch) -> Band:
-        (_, tau), ratio = self.sharpness(b), masked_ratio(b, self.level)
+        _, tau = self.sharpness(b)
+        ratio = masked_ratio(b, self.level)
         gate = ratio / (tau * (ratio - 1) / 2).cosh().square()
         title = "ratio π/π_prox and the weight of its gradient"
         return Band.of(b, title, "ratio", ratio, columns={"gate": gate})

@@ -24,7 +24,8 @@ from proxima.data.policy_batch import PolicyBatch
 
 def covariance(b: PolicyBatch) -> Tensor:
     """[N] (A − mean A)(log π − mean log π), means over the loss tokens of the batch; 0 outside the loss. Detached."""
-    advantage, log_prob = b.masked("advantage").double(), b.masked("log_prob").detach().double()
+    advantage = b.masked("advantage").double()
+    log_prob = b.masked("log_prob").detach().double()
     count = b.loss_mask.sum().clamp(min=1)
     centred = (advantage - advantage.sum() / count) * (log_prob - log_prob.sum() / count)
     return torch.where(b.loss_mask, centred, 0.0)
@@ -200,8 +201,8 @@ class M2po(Surrogate):
 
     def squares(self, b: PolicyBatch) -> Tensor:
         """[N] nats^2, the squared log-ratio of `policy` to the behavior policy."""
-        measured = b.masked("log_prob" if self.policy == "current" else "proximal_log_prob")
-        return (measured - b.masked("behavior_log_prob")).square()
+        name = "log_prob" if self.policy == "current" else "proximal_log_prob"
+        return (b.masked(name) - b.masked("behavior_log_prob")).square()
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         keep = b.loss_mask & ~selected(b, self)
