@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,12 @@ class HeldBounds:
     def metrics(self, surrogate: Surrogate) -> dict[str, float]:
         """Metrics of a step, given the surrogate of the recipe: the factor, and the bounds that are set."""
         step = surrogate.scaled(self.factor)
-        bounds = {name: getattr(step, name) for name in step.bounds}
-        return {FACTOR: self.factor} | {f"hold/{name}": value for name, value in bounds.items() if value is not None}
+        metrics = {FACTOR: self.factor}
+        for name in step.bounds:
+            bound = getattr(step, name)
+            if bound is not None:
+                metrics[f"hold/{name}"] = bound
+        return metrics
 
     def after(self, metrics: Mapping[str, float]) -> "HeldBounds":
         """The bounds of the step after that of these metrics."""
@@ -100,9 +105,8 @@ class Learner:
             MismatchError: see `MismatchGuard.check_fresh`; the policy is not updated.
             NotFiniteError: the critic or the policy diverged, see `TrainStack.update`.
         """
-        if self.critic is None:
-            critic_metrics = {}
-        else:
+        critic_metrics: dict[str, float] = {}
+        if self.critic is not None:
             critic_metrics = self.critic.update(batch, progress)
         if batch.critic_only:
             return UpdateResult(metrics=critic_metrics)
@@ -116,14 +120,13 @@ class Learner:
         items = objective.items(trajectories, batch.updates)
         stop = None
         if self.max_epoch_kl is not None:
-            stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
+            of_all_epochs = sum(map(len, items))
+            stop = EarlyStop(self.max_epoch_kl, items=of_all_epochs // self.epochs)
         check = None
+        untrained_metrics: dict[str, float] = {}
         if own and self.guard.judges_fresh:
             check = partial(self._check_fresh, version)
-        if check is not None:
             untrained_metrics = self._compare_untrained(items, batch, version)
-        else:
-            untrained_metrics = {}
         result = self.stack.update(objective, items, progress, self.updates, stop, check)
         result.metrics |= untrained_metrics
         if stop is not None and result.updates:
@@ -148,14 +151,20 @@ class Learner:
     ) -> dict[str, float]:
         """If the update skips every item because all advantages are 0, compare engine and trainer on one micro-batch: a
         broken engine looks like this. Returns the `mismatch/` metrics."""
-        measurable = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
-        if not measurable or not all(self.objective.skippable(item) for update in updates for item in update):
+        if not all(self.objective.skippable(item) for item in chain.from_iterable(updates)):
             return {}
-        shared = self.stack.model.share_prompt
-        cuts = micro_batches(measurable, self.stack.tokens_per_micro_batch, share_prompt=shared)
-        sample = [measurable[i][0] for i in cuts[0]]
+        measurable = [item for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
+        if not measurable:
+            return {}
+        cuts = micro_batches(
+            [(item,) for item in measurable],
+            self.stack.tokens_per_micro_batch,
+            share_prompt=self.stack.model.share_prompt,
+        )
+        sample = [measurable[i] for i in cuts[0]]
         log_probs = self.stack.log_prob(sample)
-        self._check_fresh(version, list(zip(sample, map(TokenStatistics.of_forward, log_probs), strict=True)))
+        statistics = map(TokenStatistics.of_forward, log_probs)
+        self._check_fresh(version, list(zip(sample, statistics, strict=True)))
         metrics = mismatch_metrics(first_forward(sample, log_probs))
         return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
@@ -164,18 +173,18 @@ class Learner:
         first optimizer step."""
         gaps = [np.empty(0, np.float32)]
         for item, statistics in first:
-            if item.behavior_log_prob is not None and item.policy_version is not None:
-                fresh = item.policy_version == version
-                if item.loss_mask is None:
-                    counted = fresh
-                else:
-                    counted = fresh & item.loss_mask
-                gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
+            if item.behavior_log_prob is None or item.policy_version is None:
+                continue
+            counted = item.policy_version == version
+            if item.loss_mask is not None:
+                counted = counted & item.loss_mask
+            gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
         self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
         """The trajectories with those of `columns` that a stage or the critic fills."""
-        filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
+        wanted = [stage for stage in self.stages if stage.column in columns]
+        filled = self.stack.fill(wanted, trajectories)
         if self.critic is None or "value" not in columns:
             return filled
         return self.critic.stack.fill([self.critic.stage], filled)  # `value` and `bootstrap`
@@ -237,11 +246,10 @@ class EarlyStop:
         if self._seen < self.items:
             return True
         merged = merge_metrics(self._metrics)
+        self.kl = 0.0
         if "approx_kl" in merged:
             self.kl = merged["approx_kl"].value
-        else:
-            self.kl = 0.0
-        self.epochs = self.epochs + 1
+        self.epochs += 1
         self._seen = 0
         self._metrics = []
         return not self.kl > self.limit
@@ -271,29 +279,37 @@ def without_mismatched(
     candidates = [item for item in batch.trajectories if not objective.skippable(item)]
     if not candidates:
         return batch
-    log_probs = {
-        item.key: log_prob
-        for item, log_prob in zip(batch.trajectories, stack.log_prob(batch.trajectories), strict=True)
-    }
+    keys = [item.key for item in batch.trajectories]
+    log_probs = dict(zip(keys, stack.log_prob(batch.trajectories), strict=True))
     measured = first_forward(candidates, [log_probs[item.key] for item in candidates])
-    rejected = [candidates[i].key for i in guard.rejects(measured).nonzero().squeeze(1).tolist()]
+    is_rejected = guard.rejects(measured).tolist()
+    rejected = [item.key for item, is_far in zip(candidates, is_rejected, strict=True) if is_far]
     metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
     metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(candidates)
-    proximal = (stage for stage in stages if stage.column == "proximal_log_prob")
-    if any(not (isinstance(stage, LogProbStage) and stage.records_routes) for stage in proximal):
+    if any(map(_repeats, stages)):
         batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     remaining = drop_mismatched(batch, {key: TokenStatistics.of_forward(log_probs[key]) for key in rejected})
     return replace(remaining, metrics={**batch.metrics, **finite})
 
 
+def _repeats(stage: ForwardStage) -> bool:
+    """True if a stage would repeat the forward pass that gave the log-probs, and fill nothing else."""
+    records_routes = isinstance(stage, LogProbStage) and stage.records_routes
+    return stage.column == "proximal_log_prob" and not records_routes
+
+
 def drop_mismatched(batch: TrainingBatch, statistics: Mapping[Key, TokenStatistics]) -> TrainingBatch:
     """The batch without the trajectories whose keys are in `statistics` (of their first forward pass); their outcome is
     `dropped_mismatch`."""
-    updates = (tuple(key for key in update if key not in statistics) for update in batch.updates)
+    updates: list[tuple[Key, ...]] = []
+    for update in batch.updates:
+        left = tuple(key for key in update if key not in statistics)
+        if left:
+            updates.append(left)
     return replace(
         batch,
         reasons={**batch.reasons, **dict.fromkeys(statistics, "mismatch")},
-        updates=tuple(update for update in updates if update),
+        updates=tuple(updates),
         rejected={**batch.rejected, **statistics},
     )

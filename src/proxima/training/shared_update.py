@@ -126,14 +126,18 @@ class SharedUpdate:
         self.whole = whole
         self.cuts = share.cuts
         self.own = list(chain.from_iterable(self.cuts))
-        self.sequences = {
-            i: objective.sequences(item) if whole is None else whole.sequences[i] for i, item in share.items.items()
-        }
-        shared = model.share_prompt
-        sizes = [pass_sizes([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts]
-        self.tokens = sum(tokens for tokens, _, _ in sizes)
+        if whole is None:
+            self.sequences = {i: objective.sequences(item) for i, item in share.items.items()}
+        else:
+            self.sequences = {i: whole.sequences[i] for i in share.items}
+        self.tokens = 0
+        self.flops = 0.0
+        flops = pass_flops(model.model.config)
         trained = 0.0 if model.loaded.adapter_parameters else 1.0
-        self.flops = sum(pass_flops(model.model.config).of(*each, trained=trained) for each in sizes)
+        for cut in self.cuts:
+            fed, predicted, attended = pass_sizes([self.sequences[i] for i in cut], share_prompt=model.share_prompt)
+            self.tokens += fed
+            self.flops += flops.of(fed, predicted, attended, trained=trained)
 
     @property
     def items(self) -> Sequence[Any]:
@@ -161,7 +165,8 @@ class SharedUpdate:
         if known is None:
             statistics = self._batch_statistics()
             known = statistics.denominators
-        denominators = [to_device(torch.where(d == 0, torch.ones_like(d), d), self.model.device) for d in known]
+        not_zero = [torch.where(d == 0, torch.ones_like(d), d) for d in known]
+        denominators = [to_device(d, self.model.device) for d in not_zero]
         measured = Measured()
         metrics = list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
@@ -178,15 +183,12 @@ class SharedUpdate:
             work = f"{part}, {len(batch.tokens):,} tokens"
             with memory_of(work):
                 outputs = self.model(batch, objective.outputs)
-            if statistics is None:
-                statistics_of_cut = None
-            else:
-                statistics_of_cut = statistics.of_cuts[index]
+            of_cut = None if statistics is None else statistics.of_cuts[index]
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
                     with memory_of(work):
-                        losses = objective.losses(batch, outputs, statistics_of_cut)
+                        losses = objective.losses(batch, outputs, of_cut)
                 except Exception as error:
                     if self.ranks.size == 1:
                         raise
@@ -210,12 +212,13 @@ class SharedUpdate:
         self.ranks.agree(problem)
         gathered = ChainMap(*self.ranks.gather_shares(by_item))
         sequences = self.sequences if self.whole is None else self.whole.sequences
-        first = [pair for i in sorted(gathered) for pair in zip(sequences[i], gathered[i], strict=False)]
-        if statistics is None:
-            of_statistics = []
-        else:
-            of_statistics = [statistics.metrics]
-        return first, [*of_statistics, *self.ranks.gather_metrics(metrics)]
+        first: list[tuple[Trajectory, TokenStatistics]] = []
+        for i in sorted(gathered):
+            first += zip(sequences[i], gathered[i], strict=False)
+        of_all_ranks = self.ranks.gather_metrics(metrics)
+        if statistics is not None:
+            of_all_ranks = [statistics.metrics, *of_all_ranks]
+        return first, of_all_ranks
 
     def measure_first(self, first: FirstForward, observe: Callable[[FirstForward], None] | None) -> Metrics:
         """On rank 0, measure and observe before the first optimizer step; `observe` may raise, which refuses the step
@@ -236,15 +239,16 @@ class SharedUpdate:
     def _batch_statistics(self) -> StatisticsShare:
         """This rank's share of the objective's statistics of all items, which rank 0 computes. Collective."""
         objective = self.objective
-        sequences, parts = dict[int, Sequence[Trajectory]](), list[tuple[PackedBatch, TokenOutputs]]()
+        sequences: dict[int, Sequence[Trajectory]] = {}
         problem: Exception | None = None
         try:
-            sequences |= {i: objective.statistics_sequences(item) for i, item in self.share.items.items()}
+            sequences = {i: objective.statistics_sequences(item) for i, item in self.share.items.items()}
         except Exception as error:  # the other ranks have items for which it does not fail
             problem = error
         self.ranks.agree(problem)
         cuts = self._cuts(sequences)
         idle = self.ranks.maximum(len(cuts)) - len(cuts)
+        parts: list[tuple[PackedBatch, TokenOutputs]] = []
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
@@ -266,14 +270,20 @@ class SharedUpdate:
     ) -> Callable[[int], StatisticsShare]:
         """Compute the statistics of all items from the indices and the passes of each share; returns what makes the
         part of a share."""
-        statistics = self.objective.batch_statistics([part for _, parts in gathered for part in parts])
+        order: list[int] = []
+        parts: list[tuple[PackedBatch, TokenOutputs]] = []
+        for items_of_share, parts_of_share in gathered:
+            order += items_of_share
+            parts += parts_of_share
+        statistics = self.objective.batch_statistics(parts)
         denominators = self.objective.denominators(whole.items, statistics)
-        row = {i: row for row, i in enumerate(i for order, _ in gathered for i in order)}
+        row = {i: place for place, i in enumerate(order)}
 
-        shares = list[StatisticsShare]()
+        shares: list[StatisticsShare] = []
         for number, share in enumerate(whole.shares):
             of_cuts = [statistics.take([row[i] for i in cut]) for cut in share.cuts]
-            shares.append(StatisticsShare(of_cuts, denominators, {} if number else statistics.metrics))
+            metrics = statistics.metrics if number == 0 else {}
+            shares.append(StatisticsShare(of_cuts, denominators, metrics))
         return shares.__getitem__
 
     def _cuts(self, sequences: Mapping[int, Sequence[Trajectory]]) -> list[list[int]]:

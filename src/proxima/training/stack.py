@@ -113,10 +113,9 @@ class TrainStack:
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
         self.changes = 0  # how often an update has begun to change the weights
+        self._one_pass: OnePassAdamW | None = None
         if ranks is ALONE:
             self._one_pass = _one_pass(self.optimizer, model)
-        else:
-            self._one_pass = None
         self._plain: LoadedModel | None = None  # on rank 0, of a sharded model
         self._gathers = False
         self._lender: LayerLender | None = None  # on rank 0, of a sharded model
@@ -131,9 +130,11 @@ class TrainStack:
         not run."""
         out = list(trajectories)
         for stage in stages:
-            if any(getattr(item, stage.column) is None for item in out):
-                filled = self.columns(stage, out)
-                out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
+            if all(getattr(item, stage.column) is not None for item in out):
+                continue
+            filled = self.columns(stage, out)
+            for i, item in enumerate(out):
+                out[i] = _with_columns(item, {name: column[i] for name, column in filled.items()})
         return out
 
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory] | None) -> dict[str, list[Floats]]:
@@ -142,9 +143,13 @@ class TrainStack:
         ranks = ALONE if stage.on_rank_zero else self.ranks
         shares = None
         if trajectories is not None:
-            model = self.model
-            dealt = ranks.shares, self.tokens_per_micro_batch
-            shares = stage_shares(trajectories, *dealt, share_prompt=model.share_prompt, pair_cost=model.pair_cost)
+            shares = stage_shares(
+                trajectories,
+                ranks.shares,
+                self.tokens_per_micro_batch,
+                share_prompt=self.model.share_prompt,
+                pair_cost=self.model.pair_cost,
+            )
         with ranks.call(Fill(self.name, stage.column)):
             return stage_columns(stage, shares, ranks)
 
@@ -162,7 +167,8 @@ class TrainStack:
 
         with self._call(Gather):
             if self._gathers:
-                gather_into(self.model.model, None if self._plain is None else self._plain.model)
+                target = None if self._plain is None else self._plain.model
+                gather_into(self.model.model, target)
             else:
                 self._plain = plain_copy(self.model.loaded, device)
                 self._gathers = True
@@ -218,17 +224,16 @@ class TrainStack:
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
         began = time.perf_counter()
-        if updates is None:
-            dealt = None
-        else:
+        dealt = None
+        if updates is not None:
             dealt = [self._dealt(objective, items) for items in updates]
         with self._call(Update, objective, planned, should_continue is not None):
             shared = self._shared(objective, dealt)
             before = 0.0 if self._one_pass else self._weight_norm()
             self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
             result = UpdateResult()
-            metrics = list[Metrics]()
-            norms = list[float]()
+            metrics: list[Metrics] = []
+            norms: list[float] = []
             loss = torch.zeros((), dtype=torch.float64, device=self.model.device)
             tokens = 0
             to_feed = sum(update.tokens for update in shared)
@@ -239,7 +244,8 @@ class TrainStack:
                 if progress is not None:
                     progress(tokens, to_feed)
 
-            at_start, moved = True, 0  # no forward pass yet, and no step; updates that moved the weights
+            at_start = True  # no forward pass yet, and no step
+            moved = 0  # updates that moved the weights
             for update in shared:
                 first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
                 for trajectory, values in first:
@@ -249,13 +255,14 @@ class TrainStack:
                     measured.append(update.measure_first(first, before_first))
                 metrics += measured
                 self.changes += 1
-                norms.append(norm := self._step())
+                norm = self._step()
+                norms.append(norm)
                 result.skipped += update.skipped
                 result.flops += update.flops
                 at_start = at_start and not self.ranks.maximum(len(first)) and self._skips(norm)
                 if not self._skips(norm):
                     before = self._check_weights(before)
-                    moved = moved + 1
+                    moved += 1
                 if should_continue is not None:
                     goes_on = should_continue(update.items, merge_metrics(measured))
                     if not self.ranks.share_value(goes_on):
@@ -301,11 +308,11 @@ class TrainStack:
 
     def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
         """The metrics of a call of `update`, ready to be logged; `loss` is the sum over its updates."""
-        metrics = {key: value.value for key, value in on_host(merge_metrics(measured)).items()} | {
-            "loss": loss / max(1, len(norms)),
-            "grad_norm": sum(norms) / max(1, len(norms)),
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
-        }
+        merged = on_host(merge_metrics(measured))
+        metrics = {name: metric.value for name, metric in merged.items()}
+        metrics["loss"] = loss / max(1, len(norms))
+        metrics["grad_norm"] = sum(norms) / max(1, len(norms))
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         skipped = sum(map(self._skips, norms))
         if skipped:
             metrics["updates/skipped"] = float(skipped)
@@ -320,29 +327,31 @@ class TrainStack:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        one_pass = self._one_pass
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        if one_pass is None:
-            norm = self.ranks.norm(grads)
+        if self._one_pass is None:
+            norm = self.ranks.norm([p.grad for p in self.parameters if p.grad is not None])
         else:
-            norm = one_pass.gradient_norm()
-        if not math.isfinite(value := float(norm)):
+            norm = self._one_pass.gradient_norm()
+        value = float(norm)
+        if not math.isfinite(value):
             self.optimizer.zero_grad(set_to_none=True)
             raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {value}")
         factor = self.schedule.factor(self.updates)
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
-        if self._skips(value):
-            pass
-        elif one_pass is not None:
-            one_pass.step(self.max_grad_norm, norm)
-        else:
-            if self.max_grad_norm > 0:
-                self.ranks.clip(self.parameters, self.max_grad_norm, norm)
-            self.optimizer.step()
+        if not self._skips(value):
+            self._move(norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return value
+
+    def _move(self, norm: Tensor) -> None:
+        """Move the weights along the gradient, of norm `norm`, clipped."""
+        if self._one_pass is not None:
+            self._one_pass.step(self.max_grad_norm, norm)
+            return
+        if self.max_grad_norm > 0:
+            self.ranks.clip(self.parameters, self.max_grad_norm, norm)
+        self.optimizer.step()
 
     def _skips(self, norm: float) -> bool:
         """Return True if an update with a gradient of this norm leaves the weights as they are."""
@@ -354,7 +363,10 @@ class TrainStack:
 
     def _check_weights(self, before: float) -> float:
         """Check and return the norm of the weights; `before` is the norm prior to the last update."""
-        before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
+        if self._one_pass is None:
+            norm = self._weight_norm()
+        else:
+            before, norm = self._one_pass.weight_norms
         if not math.isfinite(norm):
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
         if norm > EXPLODED * before > 0:
@@ -370,13 +382,14 @@ class TrainStack:
             NotFiniteError: a tensor is not finite; its weights could not recover.
         """
         names = {id(p): name for name, p in self.model.named_parameters()}
-        tensors = {
-            f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
-            for parameter, slots in self.optimizer.state.items()
-            for key, value in slots.items()
-        }
-        for name, value in tensors.items():
-            if not bool(own_slice(value).sum().isfinite()):
+        tensors: dict[str, Tensor] = {}
+        for parameter, slots in self.optimizer.state.items():
+            for key, value in slots.items():
+                if not isinstance(value, Tensor):
+                    value = torch.tensor(value)
+                tensors[f"{key}/{names[id(parameter)]}"] = value
+        for name, tensor in tensors.items():
+            if not bool(own_slice(tensor).sum().isfinite()):
                 raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 
@@ -421,8 +434,10 @@ def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: floa
 def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> OnePassAdamW | None:
     """A faster replacement for the optimizer's step, in bf16 on a CPU, where runs need not match torch to the last bit;
     None elsewhere and for small models."""
-    elsewhere = model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
-    if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
+    if model.compute_dtype != torch.bfloat16 or model.device.type != "cpu":
+        return None
+    weights = sum(p.numel() for _, p in model.named_parameters() if p.requires_grad)
+    if weights < LEAST_COMPILED:
         return None
 
     return one_pass(optimizer)

@@ -112,7 +112,8 @@ class PolicyObjective(Objective[Trajectory]):
     @cached_property
     def skips_zero_advantage(self) -> bool:
         inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
-        return self.skip_zero_advantage and inert and self.distillation is None and not self.terms
+        other_losses = self.distillation is not None or self.terms
+        return self.skip_zero_advantage and inert and not other_losses
 
     def at_version(self, version: int) -> "PolicyObjective":
         return replace(self, current_version=version)
@@ -125,19 +126,22 @@ class PolicyObjective(Objective[Trajectory]):
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
     def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
-        of_items = loss_masks(items)
+        mask, edges = loss_masks(items)
+        of_rewards = (mask, edges)
+        if statistics is not None:
+            of_rewards = (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
+        of_teacher = of_rewards
         taught = taught_tokens(items)
-        if statistics is None:
-            of_teacher = of_items
-        else:
-            of_teacher = (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
-        of_rewards = of_teacher
         if taught is not None:
-            of_teacher = of_items[0] & taught, of_items[1]
-            of_rewards = of_rewards if statistics is not None else (of_items[0] & ~taught, of_items[1])
-        policy = [self.aggregate.denominator(*of_rewards)]
-        policy += [self.distillation.aggregate.denominator(*of_teacher)] if self.distillation else []
-        return policy + [denominator for term in self.terms for denominator in term.denominators(items)]
+            of_teacher = (mask & taught, edges)
+            if statistics is None:
+                of_rewards = (mask & ~taught, edges)
+        denominators = [self.aggregate.denominator(*of_rewards)]
+        if self.distillation is not None:
+            denominators.append(self.distillation.aggregate.denominator(*of_teacher))
+        for term in self.terms:
+            denominators += term.denominators(items)
+        return denominators
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
         if statistics is None:
@@ -150,31 +154,34 @@ class PolicyObjective(Objective[Trajectory]):
                 top_k_log_prob=outputs.top_k_log_prob,
                 bucket_log_prob=outputs.bucket_log_prob,
             )
-        losses: list[Loss] = [
-            policy_loss(
-                policy_batch,
-                surrogate=self.surrogate,
-                aggregate=self.aggregate,
-                correction=self.corrections or None,
-                penalty=self.penalties or None,
-                check=True if batch.target.device.type == "cpu" else "later",  # without a wait for the device
-            )
-        ]
+        check: bool | Literal["later"] = True
+        if batch.target.device.type != "cpu":
+            check = "later"  # without a wait for the device
+        policy = policy_loss(
+            policy_batch,
+            surrogate=self.surrogate,
+            aggregate=self.aggregate,
+            correction=self.corrections or None,
+            penalty=self.penalties or None,
+            check=check,
+        )
+        metrics = dict(policy.metrics)
         if self.measures_drift:
-            losses[0] = replace(losses[0], metrics=losses[0].metrics | {DRIFT: drift(policy_batch)})
+            metrics[DRIFT] = drift(policy_batch)
+        if outputs.route_counts is not None:
+            metrics |= replay_metrics(outputs.route_counts)
+        losses: list[Loss] = [replace(policy, metrics=metrics)]
         term = self.distillation
         if term is not None:
-            divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
             of_teacher = policy_batch
             if batch.taught is not None:
                 of_teacher = policy_batch.with_loss_mask(batch.loss_mask & (batch.taught > 0))
-            losses.append(
-                distillation_loss(of_teacher, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
+            distilled = distillation_loss(
+                of_teacher, divergence=term.divergence, aggregate=term.aggregate, coefficient=term.coefficient
             )
+            losses.append(distilled)
         for further in self.terms:
             losses += further.losses(batch, outputs)
-        if outputs.route_counts is not None:
-            losses[0] = replace(losses[0], metrics=losses[0].metrics | replay_metrics(outputs.route_counts))
         return losses
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
@@ -190,15 +197,21 @@ class PolicyObjective(Objective[Trajectory]):
     def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
         policy = losses[0]
         assert isinstance(policy, PolicyLoss)
-        if batch.taught is None:
-            keep = policy.keep
-        else:
-            keep = policy.keep | (batch.loss_mask & (batch.taught > 0))
-        columns = {"log_prob": outputs.need("log_prob"), "keep": keep, "entropy": outputs.entropy}
-        columns |= {"proximal_log_prob": batch.proximal_log_prob, "selected": policy.selected}
-        if "top_k_log_prob" in self.surrogate.needs and (kind := getattr(self.surrogate, "divergence", None)):
+        keep = policy.keep
+        if batch.taught is not None:
+            keep = keep | (batch.loss_mask & (batch.taught > 0))
+        columns = {
+            "log_prob": outputs.need("log_prob"),
+            "keep": keep,
+            "entropy": outputs.entropy,
+            "proximal_log_prob": batch.proximal_log_prob,
+            "selected": policy.selected,
+        }
+        kind = getattr(self.surrogate, "divergence", None)
+        if kind is not None and "top_k_log_prob" in self.surrogate.needs:
             columns["top_k_divergence"] = divergence(self._policy_batch(batch, outputs), kind)
-        return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
+        columns[INVALID] = policy.invalid
+        return {name: values for name, values in columns.items() if values is not None}
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
         """The input of the loss of rewards from a forward pass, with the proximal policy filled in."""
@@ -259,21 +272,22 @@ def first_forward(
     behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
     if len(behavior) < len(trajectories):
         raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
-    log_prob, behavior_log_prob = (
-        to_device(torch.from_numpy(np.concatenate(values)), device) for values in (log_probs, behavior)
-    )
-    mask, cu = (to_device(column, device) for column in loss_masks(trajectories))
-    lengths = tuple(len(item.tokens) for item in trajectories)
+    mask, edges = (to_device(column, device) for column in loss_masks(trajectories))
     sampled = torch.ones_like(mask)
-    counts = HostCounts(lengths, lengths, tuple(map(loss_tokens, trajectories)), cu, sampled, mask)
+    lengths = tuple(len(item.tokens) for item in trajectories)
+    in_loss = tuple(map(loss_tokens, trajectories))
     return PolicyBatch(
-        log_prob=log_prob,
-        behavior_log_prob=behavior_log_prob,
+        log_prob=_joined(log_probs, device),
+        behavior_log_prob=_joined(behavior, device),
         loss_mask=mask,
-        cu_seqlens=cu,
+        cu_seqlens=edges,
         sampled=sampled,
-        host_counts=counts,
+        host_counts=HostCounts(lengths, lengths, in_loss, edges, sampled, mask),
     )
+
+
+def _joined(columns: Sequence[Floats], device: torch.device | str) -> Tensor:
+    return to_device(torch.from_numpy(np.concatenate(columns)), device)
 
 
 def loglinear_proximal(batch: PackedBatch, log_prob: Tensor, current_version: int) -> Tensor:
@@ -295,9 +309,10 @@ def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int
     Raises:
         ValueError: the batch lacks a column, or has a version after the current one.
     """
-    behavior, proximal, cached, version = (
-        _required(batch, name) for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
-    )
+    behavior = _required(batch, "behavior_log_prob")
+    proximal = _required(batch, "proximal_log_prob")
+    cached = _required(batch, "next_log_prob")
+    version = _required(batch, "policy_version")
     _require_past(batch, current_version)
     log_prob = segment_wise_log_prob(behavior, proximal, cached, version, current_version, check=False)
     lacking = batch.loss_mask & log_prob.isnan()
@@ -306,7 +321,8 @@ def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int
     if missing == "drop_token":
         return log_prob
     dropped = segment_count(lacking, batch.cu_seqlens) > 0
-    return torch.where(dropped[segment_index(batch.cu_seqlens, len(log_prob))], torch.nan, log_prob)
+    sequence = segment_index(batch.cu_seqlens, len(log_prob))
+    return torch.where(dropped[sequence], torch.nan, log_prob)
 
 
 def chained(batch: PackedBatch, chain: VersionChain, current_version: int) -> Tensor:
@@ -315,8 +331,11 @@ def chained(batch: PackedBatch, chain: VersionChain, current_version: int) -> Te
     Raises:
         ValueError: the batch lacks a column, or has a version after the current one.
     """
-    names = ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "chained_log_ratio", "policy_version")
-    behavior, proximal, cached, steps, version = (_required(batch, name) for name in names)
+    behavior = _required(batch, "behavior_log_prob")
+    proximal = _required(batch, "proximal_log_prob")
+    cached = _required(batch, "next_log_prob")
+    steps = _required(batch, "chained_log_ratio")
+    version = _required(batch, "policy_version")
     _require_past(batch, current_version)
     return chained_log_prob(behavior, proximal, cached, steps, version, current_version, chain, check=False)
 
@@ -329,8 +348,7 @@ def _require_past(batch: PackedBatch, current_version: int) -> None:
 
 
 def _required(batch: PackedBatch, name: str) -> Tensor:
-    value = getattr(batch, name)
+    value: Tensor | None = getattr(batch, name)
     if value is None:
         raise ValueError(f"proximal=next needs {name} in every trajectory.")
-    tensor: Tensor = value
-    return tensor
+    return value
