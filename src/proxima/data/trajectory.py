@@ -97,6 +97,13 @@ class Trajectory(Columns):
         """The `key` of the completion."""
         return self.uid, self.sample, self.turn
 
+    @property
+    def in_loss(self) -> Bools:
+        """[T] bool, `loss_mask`, or all True."""
+        if self.loss_mask is None:
+            return np.ones(len(self.tokens), np.bool_)
+        return self.loss_mask
+
     def bare(self) -> "Trajectory":
         """A copy with prompt, response, group and `sampled` (also as the loss mask), without any other column."""
         return self._of_tokens(self.tokens, self.sampled)

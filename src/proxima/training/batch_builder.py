@@ -452,12 +452,7 @@ def weighted(items: Sequence[Trajectory], weights: Mapping[int, float]) -> list[
 
 def completion_advantage(*paths: Trajectory) -> float:
     """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
-    parts: list[Floats] = []
-    for item in paths:
-        if item.loss_mask is None:
-            parts.append(item.advantage)
-        else:
-            parts.append(item.advantage[item.loss_mask])
+    parts = [item.advantage[item.in_loss] for item in paths]
     if not any(part.size for part in parts):
         return 0.0
     return float(np.concatenate(parts).mean(dtype=np.float64))

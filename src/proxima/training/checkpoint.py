@@ -33,8 +33,10 @@ from proxima.training.optimizer import sharded_as
 from proxima.training.stack import TrainStack
 
 FORMAT = 2
-CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # the folder of a separate critic; the weights of a value head
-CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"  # kept for later steps
+CRITIC = "critic"  # the folder of a separate critic
+VALUE_HEAD = "value_head.safetensors"  # the weights of a value head on the policy
+CARRIED_GROUPS = "carried_groups.parquet"  # kept for later steps
+NEXT_POLICY = "next_policy.parquet"
 DELETE = "delete this checkpoint to use the one before"
 
 
@@ -105,7 +107,9 @@ def write_checkpoint(folder: Path, step: int, contents: CheckpointContents) -> C
 def left_out_facts(prefix: str, stack: TrainStack) -> dict[str, Any]:
     """The names of the weights that a model's folder lacks, by `<prefix>left_out`; empty without any."""
     names = left_out_of(stack.model.loaded.model)
-    return {f"{prefix}left_out": list(names)} if names else {}
+    if not names:
+        return {}
+    return {f"{prefix}left_out": list(names)}
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
@@ -188,10 +192,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: bool = True) -> None:
     """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; delete the temporary
     folders of interrupted writes, the `leftovers`."""
-    for leftover in folder.glob(".*.part") if leftovers else ():
-        shutil.rmtree(leftover, ignore_errors=True)
+    if leftovers:
+        for leftover in folder.glob(".*.part"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    if keep_last == 0:
+        return
     kept = set(keep)
-    for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:
+    for checkpoint in checkpoints(folder)[:-keep_last]:
         if checkpoint.step not in kept:
             remove_checkpoint(checkpoint.path)
 
@@ -315,10 +322,10 @@ def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[s
     planner = DefaultLoadPlanner()
     metadata = reader.read_metadata()
     stored: dict[str, Any] = metadata.state_dict_metadata
-    tensors = {
-        name: _empty(name, stored[name].size, stored[name].properties.dtype, weights)
-        for name in (stored if names is None else names)
-    }
+    tensors: dict[str, Tensor] = {}
+    for name in stored if names is None else names:
+        facts = stored[name]
+        tensors[name] = _empty(name, facts.size, facts.properties.dtype, weights)
     planner.set_up_planner(tensors, metadata)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()

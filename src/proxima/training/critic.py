@@ -70,9 +70,13 @@ class ValueStage(ForwardStage):
     column: str = "value"
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return self.model.pack(
-            [item.with_sentinel() if self.bootstrap and item.truncated else item.bare() for item in trajectories]
-        )
+        bare: list[Trajectory] = []
+        for item in trajectories:
+            if self.bootstrap and item.truncated:
+                bare.append(item.with_sentinel())
+            else:
+                bare.append(item.bare())
+        return self.model.pack(bare)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
         return self.model.values(batch)

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -61,8 +60,15 @@ class Work:
 
     def cost_of(self, items: Sequence[int]) -> float:
         """Return the cost of some items in this order."""
-        joins = [False, *(self._are_neighbours(i, j) for i, j in pairwise(items))]
-        return sum((self.after if join else self.alone)[i].cost for i, join in zip(items, joins, strict=False))
+        total = 0.0
+        before: int | None = None
+        for i in items:
+            piece = self.alone[i]
+            if before is not None and self._group_of[before] == self._group_of[i]:
+                piece = self.after[i]
+            total += piece.cost
+            before = i
+        return total
 
     def costs_of(self, cuts: Iterable[Sequence[int]]) -> list[float]:
         """Return the cost of each micro-batch."""
@@ -80,17 +86,18 @@ class Work:
                 groups[[first, *later]] = len(opening_costs)
                 opening_costs.append(min(self.alone[i].cost - self.after[i].cost for i in later))
                 opening_tokens.append(min(self.alone[i].tokens - self.after[i].tokens for i in later))
-        of_groups = np.array(opening_costs), np.array(opening_tokens)
-        costs = np.array([piece.cost for piece in self.alone]) - of_groups[0][groups]
-        tokens = np.array([piece.tokens for piece in self.alone]) - of_groups[1][groups]
-        return Prices(costs, tokens, groups, *of_groups)
-
-    def _are_neighbours(self, before: int, item: int) -> bool:
-        return self._group_of[before] == self._group_of[item]
+        opening_cost = np.array(opening_costs)
+        opening_size = np.array(opening_tokens)
+        costs = np.array([piece.cost for piece in self.alone]) - opening_cost[groups]
+        tokens = np.array([piece.tokens for piece in self.alone]) - opening_size[groups]
+        return Prices(costs, tokens, groups, opening_cost, opening_size)
 
     @cached_property
     def _group_of(self) -> dict[int, int]:
-        return {i: number for number, group in enumerate(self.groups) for i in group}
+        numbers: dict[int, int] = {}
+        for number, group in enumerate(self.groups):
+            numbers |= dict.fromkeys(group, number)
+        return numbers
 
 
 def work_of(items: Items, *, pair_cost: float = 0.0, share_prompt: bool = True) -> Work:
@@ -141,10 +148,12 @@ def together(items: Items, *, share_prompt: bool) -> list[list[int]]:
 
 def _piece(items: Items, i: int, pair_cost: float, share_prompt: bool, *, joins: bool = False) -> ItemPiece:
     """Return an item as a piece; if it `joins`, without what it shares with the item before it."""
-    own = [items[i]]
-    before = [items[i - 1]] if joins else []
-    fed = tokens_fed([*before, *own], share_prompt=share_prompt) - tokens_fed(before, share_prompt=share_prompt)
-    group = before[-1][-1].group if joins else None
+    before: Items = []
+    group = None
+    if joins:
+        before = [items[i - 1]]
+        group = items[i - 1][-1].group
+    fed = tokens_fed([*before, items[i]], share_prompt=share_prompt) - tokens_fed(before, share_prompt=share_prompt)
     tokens = tokens_laid_out(items[i], share_prompt, group)
     return ItemPiece((i,), fed + pair_cost * pairs(items[i], share_prompt, group), tokens)
 

@@ -46,24 +46,22 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
         ValueError: the spans do not add up to the tokens of the path.
     """
     count = len(path.tokens)
-    if path.sampled is None:
+    sampled = path.sampled
+    if sampled is None:
         sampled = np.ones(count, np.bool_)
-    else:
-        sampled = path.sampled
     if path.episode is None:
         yield TrainedTurn(0, 0.0, sampled.nonzero()[0], b"")
         return
-    start = seen = 0  # start of the span; start of what follows the model's last message
+    start = 0  # of the span
+    seen = 0  # start of what follows the model's last message
     for span in path.episode.spans:
         end = start + span.tokens
         if span.sampled:
-            state: Hashable
-            if span.state is None:
+            state: Hashable = span.state
+            if state is None:
                 state = path.tokens[seen:start].tobytes()
-            else:
-                state = span.state
-            if span.state is None and not seen and path.initial_prompt is not None and span.turn:
-                state = path.initial_prompt.tokens.tobytes(), state
+                if seen == 0 and span.turn > 0 and path.initial_prompt is not None:
+                    state = path.initial_prompt.tokens.tobytes(), state
             yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
         if span.role == "assistant":
             seen = end
@@ -175,15 +173,18 @@ class EpisodeTokens:
         """[N] float64 in time, reward units: each turn's weighted reward at its last token, and minus their sum at the
         episode's last loss token, because the score already contains it. The rewards of an episode's tokens thus add up
         to its score. A turn without tokens is paid at the end. None: no turn has a reward."""
+        if not self.turn_weights:
+            return None
         last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
-        weights = self.turn_weights or [0.0] * len(self.episodes)
-        if not any(weights[i] * turn.reward for (i, _), turn in last.items()):
+        rewards = {(i, number): self.turn_weights[i] * turn.reward for (i, number), turn in last.items()}
+        if not any(rewards.values()):
             return None
         paid = torch.zeros(len(self.batch.loss_mask), dtype=torch.float64)
         end = {i: turn.places[-1] for (i, _), turn in last.items()}
-        for (i, _), turn in last.items():
-            paid[turn.places[-1]] += weights[i] * turn.reward
-            paid[end[i]] -= weights[i] * turn.reward
+        for (i, number), turn in last.items():
+            reward = rewards[i, number]
+            paid[turn.places[-1]] += reward
+            paid[end[i]] -= reward
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
@@ -197,10 +198,14 @@ class EpisodeTokens:
         columns = {name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}}
         columns |= {name: column for name, column in self._turn_columns().items() if name in needs}
         if bootstrap is not None:
-            columns["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in self.ends[1:]], dtype=reward.dtype)
+            of_last_paths = [bootstrap[end - 1] for end in self.ends[1:]]
+            columns["bootstrap"] = torch.tensor(of_last_paths, dtype=reward.dtype)
         if not all(episode.paths for episode in self.episodes):
-            idle = [float("nan") if episode.paths else episode.score.value for episode in self.episodes]
-            columns["idle"] = torch.tensor(idle, dtype=reward.dtype)
+            idle = torch.full((len(self.episodes),), torch.nan, dtype=reward.dtype)
+            for i, episode in enumerate(self.episodes):
+                if not episode.paths:
+                    idle[i] = episode.score.value
+            columns["idle"] = idle
         rewards = TokenRewards(
             reward=reward, loss_mask=self.loss_mask, cu_seqlens=self.cu_seqlens, group=torch.tensor(self.group)
         )
@@ -235,10 +240,12 @@ class TokenCredit:
             scored: the contributions with a valid score, at least one.
             outcomes, items: of all contributions, and the trajectory of each path, both in their order.
         """
-        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
+        needs: set[str] = set()
+        if self.advantage.per_token:
+            needs |= self.advantage.needs
         if self.reward_kl is not None:
             needs |= {"proximal_log_prob", "reference_log_prob"}
-        keys = {path.key for completion in scored for path in completion.paths}
+        keys = {path.key for contribution in scored for path in contribution.paths}
         filled = self.fill([item for item in items if item.key in keys], needs)
         tokens = EpisodeTokens(pack(filled), scored, self.turn_weights)
         reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
@@ -249,31 +256,36 @@ class TokenCredit:
             columns["reward"] = reward
         if self.advantage.per_token:
             of_tokens, of_values = self._token_advantage(reward, filled, tokens)
-            columns, metrics = columns | of_tokens, metrics | of_values
+            columns |= of_tokens
+            metrics |= of_values
         by_key = {item.key: item for item in _with_columns(filled, columns, tokens)}
         return outcomes, [by_key.get(item.key, item) for item in items], metrics
 
     def _shaped(self, score: Tensor, tokens: EpisodeTokens) -> tuple[Tensor, Tensor, dict[str, float]]:
         """The rewards of tokens [N], in time, and of completions [S], and metrics: the score is paid at the last loss
         token, except for the rewards of turns."""
-        batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
+        mask = tokens.loss_mask
+        edges = tokens.cu_seqlens
+        metrics: dict[str, float] = {}
         if self.reward_kl is None:
             reward = place_scores(score, mask, edges)
             total = score
-            metrics = dict[str, float]()
         else:
-            if batch.proximal_log_prob is None:
-                policy = batch.behavior_log_prob
-            else:
-                policy = batch.proximal_log_prob
-            assert policy is not None and batch.reference_log_prob is not None
-            log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
-            shaped = self.reward_kl(score, *log_probs, mask, edges)
-            reward, total = shaped.reward, shaped.total
-            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.reward_kl.coefficient}
+            policy = tokens.batch.proximal_log_prob
+            if policy is None:
+                policy = tokens.batch.behavior_log_prob
+            reference = tokens.batch.reference_log_prob
+            assert policy is not None and reference is not None
+            shaped = self.reward_kl(score, tokens.in_time(policy), tokens.in_time(reference), mask, edges)
+            reward = shaped.reward
+            total = shaped.total
+            metrics[KL] = shaped.mean_kl
+            metrics["reward_kl/coefficient"] = self.reward_kl.coefficient
             metrics["reward_kl/paid"] = float(shaped.paid.mean())
         by_turn = tokens.paid_by_turn
-        return reward if by_turn is None else reward + by_turn, total, metrics
+        if by_turn is not None:
+            reward = reward + by_turn
+        return reward, total, metrics
 
     def _token_advantage(
         self, reward: Tensor, filled: Sequence[Trajectory], tokens: EpisodeTokens
@@ -282,7 +294,9 @@ class TokenCredit:
         without a `bootstrap` from a stage ends in a terminal state."""
         needs = self.advantage.needs
         if "value" not in needs:
-            return {"advantage": per_role(self.advantage, tokens.rewards(reward, needs), tokens.role)}, {}
+            rewards = tokens.rewards(reward, needs)
+            return {"advantage": per_role(self.advantage, rewards, tokens.role)}, {}
+
         rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
         returns = self.advantage.returns(rewards)
         metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
@@ -294,7 +308,9 @@ def _with_columns(
 ) -> list[Trajectory]:
     """The trajectories with columns of values [N], which are in time."""
     edges = tokens.batch.cu_seqlens[1:-1].tolist()
-    of_paths: dict[str, Any] = {
-        name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()
-    }
-    return [replace(item, **{name: of_paths[name][i] for name in columns}) for i, item in enumerate(items)]
+    of_paths = {name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()}
+    out: list[Trajectory] = []
+    for i, item in enumerate(items):
+        own: dict[str, Any] = {name: parts[i] for name, parts in of_paths.items()}
+        out.append(replace(item, **own))
+    return out

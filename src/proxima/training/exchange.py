@@ -85,8 +85,8 @@ class _Deal:
         longest = order[:: self.shares]
         ceilings = np.empty(len(order))
         ceilings[order] = np.repeat(self.costs[longest], self.shares)[: len(order)]
-        top = [first + i for first in range(0, len(order), self.shares) for i in range(min(TOP, self.shares))]
-        items = np.flatnonzero(np.isin(self.place, order[[i for i in top if i < len(order)]]))
+        top = order[np.arange(len(order)) % self.shares < TOP]
+        items = np.flatnonzero(np.isin(self.place, top))
         if len(items) * (len(self.place) + len(order)) > CANDIDATES:
             return 0
 
@@ -105,7 +105,9 @@ class _Deal:
             item = items[row]
             other = int(others[row])
             swapped = other - len(self.costs)
-            there = int(self.place[swapped]) if swapped >= 0 else other
+            there = other
+            if swapped >= 0:
+                there = int(self.place[swapped])
             here = int(own[row])
             if here in touched or there in touched:
                 continue

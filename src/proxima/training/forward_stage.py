@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -85,14 +85,15 @@ def stage_shares(
     items = [(item,) for item in packed]
     dealt = cuts_of_shares(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)
     passes = max(map(len, dealt))
-    out = []
+    out: list[StageShare] = []
     for cuts in dealt:
+        idle: list[Trajectory] = []
         if packed:
-            idle = [min(packed, key=len)] * (passes - len(cuts))
-        else:
-            idle = []
+            shortest = min(packed, key=len)
+            idle = [shortest] * (passes - len(cuts))
         places = [order[i] for i in chain.from_iterable(cuts)]
-        out.append(StageShare(places, [[packed[i] for i in cut] for cut in cuts], idle))
+        batches = [[packed[i] for i in cut] for cut in cuts]
+        out.append(StageShare(places, batches, idle))
     return out
 
 
@@ -102,7 +103,10 @@ def stage_columns(
 ) -> dict[str, list[Floats]]:
     """The columns that a stage fills, [T, …] for each trajectory, in order, on rank 0, which alone has the `shares`;
     nothing on the other ranks. Collective."""
-    own = ranks.scatter(None if shares is None else shares.__getitem__)
+    make: Callable[[int], StageShare] | None = None
+    if shares is not None:
+        make = shares.__getitem__
+    own = ranks.scatter(make)
     values = _filled(stage, own.batches)
     for trajectory in own.idle:
         stage(stage.pack([trajectory]))
@@ -110,11 +114,12 @@ def stage_columns(
     if shares is None:
         return {}
     count = sum(len(share.places) for share in shares)
-    out: dict[str, list[Any]] = {name: [()] * count for _, filled in everywhere for name in filled}
+    out: dict[str, list[Any]] = {}
     for places, filled in everywhere:
         for name, columns in filled.items():
+            of_all = out.setdefault(name, [()] * count)
             for place, column in zip(places, columns, strict=True):
-                out[name][place] = column
+                of_all[place] = column
     return out
 
 
@@ -126,12 +131,12 @@ def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dic
     for trajectories in batches:
         batch = stage.pack(trajectories)
         outputs = stage(batch)
-        for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
-            prompts = (sum(end - start for start, end in spans) for spans in batch.prompts)
+        if not isinstance(outputs, Mapping):
+            outputs = {stage.column: outputs}
+        for name, values in outputs.items():
+            sizes = batch.tokens_of
             if name.startswith("prompt_"):
-                sizes = tuple(prompts)
-            else:
-                sizes = batch.tokens_of
+                sizes = tuple(sum(end - start for start, end in spans) for spans in batch.prompts)
             parts.append((name, copies.begin(values), sizes))
     copies.wait()
     for name, values, lengths in parts:
@@ -156,13 +161,16 @@ class LogProbStage(ForwardStage):
         return self.policy.pack(trajectories, replay=self.adapter and not self.records_routes)
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
-        needs = frozenset({"routed_experts"} if self.records_routes else ())
+        needs: frozenset[str] = frozenset()
+        if self.records_routes:
+            needs = frozenset({"routed_experts"})
         with self._policy_itself():
             outputs = self.policy(batch, needs)
         if not self.records_routes:
             return outputs.need("log_prob")
 
-        return {self.column: outputs.need("log_prob"), **split_chosen(outputs.need("routed_experts"), batch)}
+        routes = split_chosen(outputs.need("routed_experts"), batch)
+        return {self.column: outputs.need("log_prob"), **routes}
 
     def _policy_itself(self) -> AbstractContextManager[None]:
         """Within the block, the policy runs without its adapter unless `adapter` is set."""
@@ -211,9 +219,13 @@ class TeacherStage(ForwardStage):
     column: str = "teacher_log_prob"
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        looked_up = (ids for item in trajectories for ids in (item.tokens, item.top_k) if ids is not None and ids.size)
-        highest = max((int(ids.max()) for ids in looked_up), default=0)
-        if highest >= (rows := self.policy.head.out_features):
+        highest = 0
+        for item in trajectories:
+            for ids in (item.tokens, item.top_k):
+                if ids is not None and ids.size:
+                    highest = max(highest, int(ids.max()))
+        rows = self.policy.head.out_features
+        if highest >= rows:
             reason = f"a completion has token {highest}, from the padding of the student's output layer"
             raise UserError(f"{reason}; the teacher's has only {rows} rows", remedy="use a teacher with as many rows")
         return self.policy.pack(trajectories)
@@ -224,14 +236,15 @@ class TeacherStage(ForwardStage):
                 raise ValueError("the student's top K is not in the trajectories: set engine.top_k_log_probs")
             ids = batch.top_k[:, : self.top_k]
             outputs = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
-            log_prob, top = outputs.need("log_prob"), outputs.need("bucket_log_prob")
+            log_prob = outputs.need("log_prob")
+            top = outputs.need("bucket_log_prob")
         else:
             log_prob, ids, top = top_tokens(self.policy, batch, self.top_k, self.vocabulary)
+        columns = {self.column: log_prob}
         if self.top_k:
-            buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top}
-        else:
-            buckets = {}
-        return {self.column: log_prob, **buckets}
+            columns["bucket_token"] = ids
+            columns["teacher_bucket_log_prob"] = top
+        return columns
 
 
 @torch.no_grad()
@@ -282,19 +295,21 @@ class EngineStage(ForwardStage):
     def __call__(self, batch: PackedBatch) -> Tensor:
         prompts = np.split(batch.tokens.numpy(), batch.edges[1:-1])[::2]
         edges = batch.cu_seqlens[1:-1].tolist()
-        targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
-        requests = [
-            ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
-            for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True)
-            if len(tokens)
-        ]
+        targets = np.split(batch.target.numpy(), edges)
+        temperatures = np.split(batch.temperature.numpy(), edges)
+        requests: list[ScoreRequest] = []
+        for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True):
+            if len(tokens):
+                request = ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
+                requests.append(request)
         scores = self.runner.run(self.engine.score(requests))
         self._check(requests, scores)
         return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))
 
     def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
         """Require one number for each token: a column shifted by one would train on the wrong tokens."""
-        expected, scored = [len(request.tokens) for request in requests], [len(column) for column in scores]
+        expected = [len(request.tokens) for request in requests]
+        scored = [len(column) for column in scores]
         if expected != scored:
             counts = (
                 f"{sum(scored)} log-probs of {len(scored)} completions for {sum(expected)} tokens of {len(expected)}"

@@ -145,9 +145,10 @@ class NextPolicy:
                 segments = await self._segments(version)
                 requests = [segment.request for segment in segments]
                 scored = await self.engine.score(requests)
-            lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
-            if lengths[0] != lengths[1]:
-                raise ValueError(f"score gave {lengths[1]} log-probs for {lengths[0]} tokens")
+            expected = [len(request.tokens) for request in requests]
+            given = [len(column) for column in scored]
+            if given != expected:
+                raise ValueError(f"score gave {given} log-probs for {expected} tokens")
         except Exception as error:
             self._miss(error)
             return
@@ -156,8 +157,11 @@ class NextPolicy:
     def _miss(self, error: Exception) -> None:
         if isinstance(error, UserError):
             raise error
-        why = f"{error}" or (f"no answer in {SCORE_SECONDS:g} s" if isinstance(error, TimeoutError) else "")
-        self._missed = f"{type(error).__name__}: {why}".removesuffix(": ")
+        why = str(error)
+        if not why and isinstance(error, TimeoutError):
+            why = f"no answer in {SCORE_SECONDS:g} s"
+        kind = type(error).__name__
+        self._missed = f"{kind}: {why}" if why else kind
 
     async def fill(self, trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
         """The trajectories with `next_log_prob`, NaN where unknown; `version` is that of the current weights.
@@ -191,26 +195,28 @@ class NextPolicy:
         if self.playing is not None:
             parts = self.playing(running)
         waiting = {partial.key: (partial, sampled) for partial, sampled in parts if partial.temperature > 0}
-        paths = (
-            (path.initial_prompt or prompt, path)
-            for prompt, completion in self.unconsumed()
-            for path in completion.paths
-        )
-        waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
-        segments = []
+        for prompt, delivered in self.unconsumed():
+            for path in delivered.paths:
+                begin = path.initial_prompt or prompt
+                waiting[path.key] = (InFlight.of(path, begin.tokens), path.sampled)
+        segments: list[Segment] = []
         for completion, sampled in waiting.values():
-            entry = self._entry(completion)
-            wanted = self._may_have(completion.policy_version, version)
-            if sampled is not None:
-                wanted &= sampled
-            if entry is not None and entry.newest is not None:
-                wanted[: len(entry.newest)] &= entry.newest < version
-            elif entry is not None:
-                wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
-            places = wanted.nonzero()[0]
+            places = self._lacking(completion, sampled, version).nonzero()[0]
             if len(places):
                 segments.append(Segment(of=completion, start=int(places[0]), end=int(places[-1]) + 1))
         return segments
+
+    def _lacking(self, completion: InFlight, sampled: Bools | None, version: int) -> Bools:
+        """[T] bool, True for tokens whose log-prob under a version is still to be computed."""
+        entry = self._entry(completion)
+        lacking = self._may_have(completion.policy_version, version)
+        if sampled is not None:
+            lacking &= sampled
+        if entry is not None and entry.newest is not None:
+            lacking[: len(entry.newest)] &= entry.newest < version
+        elif entry is not None:
+            lacking[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
+        return lacking
 
     def _may_have(self, policy_version: Ints, version: int) -> Bools:
         """[T] bool, True for tokens that get a log-prob under a version, given the versions that sampled them."""
@@ -225,17 +231,21 @@ class NextPolicy:
         """The entry of this completion; None if there is none, or only one of an earlier completion with the same
         key."""
         entry = self.entries.get(completion.key)
-        return entry if entry is not None and entry.is_prefix_of(completion) else None
+        if entry is None or not entry.is_prefix_of(completion):
+            return None
+        return entry
 
     def _write(self, segments: Sequence[Segment], columns: Sequence[Floats], version: int) -> None:
         """Keep the log-probs of segments under a version."""
         for segment, column in zip(segments, columns, strict=True):
             completion = segment.of
             entry = self._entry(segment.of)
+            known = None
             length = segment.end
             if entry is not None:
-                length = max(length, len(entry.log_prob))  # a chain's oldest tokens get no more
-            log_prob = _extended(None if entry is None else entry.log_prob, length, np.nan)
+                known = entry.log_prob
+                length = max(length, len(known))  # a chain's oldest tokens get no more
+            log_prob = _extended(known, length, np.nan)
             before = log_prob.copy()
             log_prob[segment.start : segment.end] = column
             uid, sample, turn = completion.key
@@ -256,16 +266,19 @@ class NextPolicy:
 
     def _filled(self, item: Trajectory) -> Trajectory:
         entry = self._entry(item)
-        cached = _extended(None if entry is None else entry.log_prob, len(item.tokens), np.nan)
-        item = replace(item, next_log_prob=cached)
+        cached = first = steps = None
+        if entry is not None:
+            cached = entry.log_prob
+            first = entry.first_log_prob
+            steps = entry.bounded_steps
+        length = len(item.tokens)
+        item = replace(item, next_log_prob=_extended(cached, length, np.nan))
         if self.chain is None:
             return item
 
         assert item.behavior_log_prob is not None
-        first, steps = (None, None) if entry is None else (entry.first_log_prob, entry.bounded_steps)
-        first = _extended(first, len(item.tokens), np.nan)
-        steps = _extended(steps, len(item.tokens), 0.0)
-        return replace(item, chained_log_ratio=steps + _step(self.chain, first, item.behavior_log_prob))
+        first_step = _step(self.chain, _extended(first, length, np.nan), item.behavior_log_prob)
+        return replace(item, chained_log_ratio=_extended(steps, length, 0.0) + first_step)
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the step: `next/written` tokens, and those of `missing_metrics`."""
@@ -326,12 +339,16 @@ def _chained(
     """
     length = len(made.log_prob)
     newest = np.full(length, -1, np.int32)
-    if entry is not None and entry.newest is not None:
-        newest[: len(entry.newest)] = entry.newest
+    first = steps = None
+    if entry is not None:
+        first = entry.first_log_prob
+        steps = entry.bounded_steps
+        if entry.newest is not None:
+            newest[: len(entry.newest)] = entry.newest
     newest[new] = version
-    first = _extended(None if entry is None else entry.first_log_prob, length, np.nan)
+    first = _extended(first, length, np.nan)
     first = np.where(np.isnan(first), made.log_prob, first)
-    steps = _extended(None if entry is None else entry.bounded_steps, length, 0.0)
+    steps = _extended(steps, length, 0.0)
     moved = _step(chain, made.log_prob, before)  # 0 outside of `new`
     steps += np.where(np.isnan(moved), np.float32(0), moved)
     return replace(made, newest=newest, first_log_prob=first, bounded_steps=steps)
@@ -348,11 +365,7 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
     chained = False
     for item in trajectories:
         assert item.policy_version is not None and item.next_log_prob is not None
-        in_loss: Bools
-        if item.loss_mask is None:
-            in_loss = np.ones(len(item.tokens), np.bool_)
-        else:
-            in_loss = item.loss_mask
+        in_loss = item.in_loss
         aged = in_loss & (version - item.policy_version >= 2)
         stale += int(aged.sum())
         missing += int((aged & np.isnan(item.next_log_prob)).sum())
@@ -362,10 +375,8 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
             chained = True
             unbounded = item.next_log_prob - item.behavior_log_prob
             capped += int((in_loss & (item.chained_log_ratio < unbounded - ROUNDING)).sum())
-    figures = {
-        "next/missing_fraction": missing / tokens if tokens else 0.0,
-        "next/cached_fraction": (stale - missing) / tokens if tokens else 0.0,
-    }
+    counted = max(1, tokens)
+    figures = {"next/missing_fraction": missing / counted, "next/cached_fraction": (stale - missing) / counted}
     if chained:
-        figures["next/capped_fraction"] = capped / tokens if tokens else 0.0
+        figures["next/capped_fraction"] = capped / counted
     return figures

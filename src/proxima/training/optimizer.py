@@ -58,9 +58,11 @@ class Adam:
                 mesh = getattr(parameter, "device_mesh", None)
                 split.setdefault((vector, mesh), []).append(parameter)
         groups = sorted(split.items(), key=lambda group: group[0][0])
-        return [
-            {"params": members, "weight_decay": 0.0 if vector else self.weight_decay} for (vector, _), members in groups
-        ]
+        out: list[dict[str, Any]] = []
+        for (vector, _), members in groups:
+            decay = 0.0 if vector else self.weight_decay
+            out.append({"params": members, "weight_decay": decay})
+        return out
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights: in the layers' matrices, and
@@ -187,7 +189,9 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         """A new state entry, with one element for every `columns` elements of a row of the weight."""
         shape, device = self.place(slot, parameter)
         shard = own_slice(parameter)
-        sizes = shard.shape if columns == 1 else (*shard.shape[:-1], shard.shape[-1] // columns)
+        sizes = tuple(shard.shape)
+        if columns > 1:
+            sizes = (*sizes[:-1], sizes[-1] // columns)
         zeros = pinned(torch.zeros(sizes, dtype=dtype, device=device), shard.device)
         return sharded_as(parameter, zeros, shape)
 
@@ -331,11 +335,9 @@ class OnePassAdamW:
     @torch.no_grad()
     def step(self, most: float, norm: Tensor) -> None:
         """Step on the gradients, of norm `norm`, clipped to `most`; 0: not clipped."""
-        # as torch clips
-        if most > 0:
+        factor = 1.0
+        if most > 0:  # as torch clips
             factor = float((most / (norm + 1e-6)).clamp(max=1.0))
-        else:
-            factor = 1.0
         torch._foreach_add_([self._state(p)["step"] for p in self._parameters()], 1)
         squares = []
         for group in self.optimizer.param_groups:
@@ -343,8 +345,9 @@ class OnePassAdamW:
             step = partial(self.kernels.step, lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"])
             slots = [self._slots(p) for p in group["params"]]
             squares.append(step(slots, factor, weight_decay=group["weight_decay"]))
-        before, after = (math.sqrt(sum(totals)) for totals in zip(*squares, strict=True))
-        self.weight_norms = before, after
+        before = math.sqrt(sum(of_group for of_group, _ in squares))
+        after = math.sqrt(sum(of_group for _, of_group in squares))
+        self.weight_norms = (before, after)
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -366,11 +369,17 @@ class OnePassAdamW:
 
 def one_pass(optimizer: torch.optim.Optimizer) -> OnePassAdamW | None:
     """The one-pass step for an optimizer; None if the optimizer, its weights or the machine don't allow it."""
-    if type(optimizer) is not torch.optim.AdamW or (kernels := adamw_kernels()) is None:
+    if type(optimizer) is not torch.optim.AdamW:
         return None
-    weights = [p for group in optimizer.param_groups for p in group["params"]]
-    fine = all(type(p) is nn.Parameter and p.dtype == torch.float32 and p.is_contiguous() for p in weights)
-    return OnePassAdamW(optimizer, kernels) if fine else None
+    kernels = adamw_kernels()
+    if kernels is None:
+        return None
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.is_contiguous()
+            if not plain:
+                return None
+    return OnePassAdamW(optimizer, kernels)
 
 
 def restore_state(
@@ -419,7 +428,9 @@ def _missing(
     expected = set[str]()
     for name, parameter in parameters.items():
         if parameter.requires_grad and kinds:
-            slots = optimizer.slots(parameter) if isinstance(optimizer, WeightwiseOptimizer) else kinds
+            slots: Iterable[str] = kinds
+            if isinstance(optimizer, WeightwiseOptimizer):
+                slots = optimizer.slots(parameter)
             expected |= {f"{slot}/{name}" for slot in slots}
     return sorted(expected - tensors.keys())
 
@@ -431,4 +442,5 @@ def _place(
     if isinstance(optimizer, WeightwiseOptimizer):
         return optimizer.place(key, parameter)
     fused = bool(optimizer.defaults.get("fused"))  # its step counts are on the weights' device, others on the CPU
-    return parameter.shape, parameter.device if value.dim() or fused else torch.device("cpu")
+    device = parameter.device if value.dim() or fused else torch.device("cpu")
+    return parameter.shape, device

@@ -74,7 +74,8 @@ class EightBitAdamW(WeightwiseOptimizer):
         shape = parameter.shape
         if slot in map(_scale_of, MOMENTS):
             shape = torch.Size((*shape[:-1], shape[-1] // max(1, block_of(parameter))))
-        return shape, torch.device("cpu") if slot == "step" else parameter.device
+        device = torch.device("cpu") if slot == "step" else parameter.device
+        return shape, device
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         weight = own_slice(parameter)
@@ -84,14 +85,17 @@ class EightBitAdamW(WeightwiseOptimizer):
         if not slots:
             slots["step"] = torch.tensor(0.0)
             for name in MOMENTS:
-                slots[name] = self.zeros(name, parameter, torch.uint8 if block else weight.dtype)
                 if block:
-                    slots[_scale_of(name)] = self.zeros(_scale_of(name), parameter, torch.float32, block)
+                    scale = _scale_of(name)
+                    slots[name] = self.zeros(name, parameter, torch.uint8)
+                    slots[scale] = self.zeros(scale, parameter, torch.float32, block)
+                else:
+                    slots[name] = self.zeros(name, parameter, weight.dtype)
         slots["step"] += 1
         shards = {name: own_slice(slot) for name, slot in slots.items()}
         beta1, beta2 = group["betas"]
         for rows in _row_ranges(weight):
-            part = {name: slot[rows] if slot.dim() else slot for name, slot in shards.items()}
+            part = {name: _rows_of(slot, rows) for name, slot in shards.items()}
             moments = [self._read(part, name) for name in MOMENTS]
             self.update(
                 weight[rows], gradient[rows], part["step"], *moments, None, torch.tensor(float(group["lr"])),
@@ -107,8 +111,8 @@ class EightBitAdamW(WeightwiseOptimizer):
         scale = slots.get(_scale_of(name))
         if scale is None:
             return codes
-        self.tables[name] = table = self.tables[name].to(codes.device)
-        moment: Tensor = self.codes.dequant_with_qmap(codes, table, scale.flatten())
+        self.tables[name] = self.tables[name].to(codes.device)
+        moment: Tensor = self.codes.dequant_with_qmap(codes, self.tables[name], scale.flatten())
         return moment
 
     def _write(self, slots: dict[str, Tensor], name: str, moment: Tensor, block: int) -> None:
@@ -123,15 +127,26 @@ def _scale_of(moment: str) -> str:
 
 def block_of(parameter: Any) -> int:
     """The number of elements in a block of this weight's moments; 0: they are not quantised. The same on every rank."""
-    width = parameter.shape[-1] if parameter.dim() >= 2 else 0
+    if parameter.dim() < 2 or parameter.numel() < SMALLEST:
+        return 0
+    width = parameter.shape[-1]  # of a row, on this rank
     if hasattr(parameter, "placements"):
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
             if placement.is_shard(parameter.dim() - 1):
-                width = width // size if width % size == 0 else 0
-    block: int = math.gcd(width, BLOCK) if width else 0
-    if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST:
-        return block
-    return 0
+                if width % size:
+                    return 0
+                width //= size
+    block: int = math.gcd(width, BLOCK)
+    if block < SMALLEST_BLOCK:
+        return 0
+    return block
+
+
+def _rows_of(slot: Tensor, rows: Any) -> Tensor:
+    """These rows of a state entry; a scalar as it is."""
+    if slot.dim() == 0:
+        return slot
+    return slot[rows]
 
 
 def _row_ranges(weight: Tensor) -> Iterator[Any]:
@@ -139,6 +154,8 @@ def _row_ranges(weight: Tensor) -> Iterator[Any]:
     if not weight.dim():
         yield ...
         return
-    rows = max(1, AT_ONCE // max(1, math.prod(weight.shape[1:])))
-    for start in range(0, len(weight) if weight.numel() else 0, rows):
+    if not weight.numel():
+        return
+    rows = max(1, AT_ONCE // math.prod(weight.shape[1:]))
+    for start in range(0, len(weight), rows):
         yield slice(start, start + rows)

@@ -58,12 +58,12 @@ class Muon(Adam):
         trained = [(name, p) for name, p in named if p.requires_grad]
         matrices = [p for name, p in trained if is_matrix_of_layer(name, p)]
         others = self.groups(p for name, p in trained if not is_matrix_of_layer(name, p))
-        rest = {"lr": self.lr if self.adamw_lr is None else self.adamw_lr}
+        groups: list[dict[str, Any]] = []
         if matrices:
-            first = [{"params": matrices, "momentum": self.momentum, "weight_decay": self.weight_decay}]
-        else:
-            first = []
-        return MuonAndAdamW([*first, *(group | rest for group in others)], self.settings())
+            groups.append({"params": matrices, "momentum": self.momentum, "weight_decay": self.weight_decay})
+        lr = self.lr if self.adamw_lr is None else self.adamw_lr
+        groups += [group | {"lr": lr} for group in others]
+        return MuonAndAdamW(groups, self.settings())
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         return 4 * matrices, 8 * others
@@ -79,8 +79,10 @@ class MuonAndAdamW(WeightwiseOptimizer):
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, {"momentum": None} | settings)
-        muon = (group["params"] for group in self.param_groups if group["momentum"] is not None)
-        self.matrices = {id(parameter) for parameters in muon for parameter in parameters}
+        self.matrices: set[int] = set()  # by their ids
+        for group in self.param_groups:
+            if group["momentum"] is not None:
+                self.matrices.update(map(id, group["params"]))
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         if id(parameter) in self.matrices:

@@ -75,27 +75,27 @@ class ProcessRanks(Ranks):
         values: list[Any] | None = None
         own: Any = None
         if make is not None:
-            of_shares = [make(share) for share in range(self.shares)]
-            own, *_ = of_shares
-            if device is None:
-                sent = of_shares
-            else:
-                sent = [moved(value, "cpu") for value in of_shares]
-            values = [sent[rank // self.ranks_per_share] if rank else None for rank in range(self.size)]
+            sent = [make(share) for share in range(self.shares)]
+            own = sent[0]
+            if device is not None:
+                sent = [moved(value, "cpu") for value in sent]
+            others = range(1, self.size)
+            values = [None, *(sent[rank // self.ranks_per_share] for rank in others)]
         received: list[Any] = [None]
         with self.status.within("scatter"):
             dist.scatter_object_list(received, values, src=0, group=self.objects)
         if make is None:
-            if device is None:
-                own = received[0]
-            else:
-                own = moved(received[0], device)
+            own = received[0]
+            if device is not None:
+                own = moved(own, device)
         share: T = own
         return share
 
     def agree(self, problem: Exception | None) -> None:
-        text = f"{type(problem).__name__}: {problem}"
-        problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
+        described = None
+        if problem is not None:
+            described = (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
+        problems = self.gather_everywhere(described)
         rank = next((rank for rank, other in enumerate(problems) if other is not None), None)
         if rank is None:
             return
@@ -105,7 +105,10 @@ class ProcessRanks(Ranks):
         if problem is not None:
             raise problem
         text, not_finite = problems[rank] or ("", False)
-        raise (SharedProblem if not_finite else RankError)(f"{self.name(rank)}: {text}")
+        message = f"{self.name(rank)}: {text}"
+        if not_finite:
+            raise SharedProblem(message)
+        raise RankError(message)
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] | None = None
@@ -113,7 +116,9 @@ class ProcessRanks(Ranks):
             values = [None] * self.size
         with self.status.within("gather"):
             dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
-        return [value] if values is None else values
+        if values is None:
+            return [value]
+        return values
 
     def gather_shares(self, value: T, *, device: torch.device | str = "cpu") -> list[T]:
         return [moved(each, device) for each in self.gather(value)[:: self.ranks_per_share]]
@@ -192,20 +197,26 @@ class RankStatus:
 
     def begin(self, call: str) -> None:
         """Note the start of a call of rank 0; empty: the rank waits for the next one."""
-        self.call, self.part, self.moved_at = call, "", time.monotonic()
+        self.call = call
+        self.part = ""
+        self.moved_at = time.monotonic()
 
     def at(self, part: str) -> None:
         """Note the part of the call that comes next."""
-        self.part, self.moved_at = part, time.monotonic()
+        self.part = part
+        self.moved_at = time.monotonic()
 
     @contextmanager
     def within(self, collective: str) -> Iterator[None]:
         """Note that this rank waits for the others within the block."""
-        self.collective, self.waits, self.moved_at = collective, True, time.monotonic()
+        self.collective = collective
+        self.waits = True
+        self.moved_at = time.monotonic()
         try:
             yield
         finally:
-            self.waits, self.moved_at = False, time.monotonic()
+            self.waits = False
+            self.moved_at = time.monotonic()
 
     def beat(self) -> dict[str, Any]:
         """The status to report; `still` is the number of seconds since the last progress."""
@@ -213,7 +224,8 @@ class RankStatus:
         with suppress(Exception):  # a group that is being created or destroyed
             issued = self._issued()
         if issued != self._last:
-            self._last, self.moved_at = issued, time.monotonic()
+            self._last = issued
+            self.moved_at = time.monotonic()
         return {
             "call": self.call,
             "part": self.part,
@@ -226,7 +238,10 @@ class RankStatus:
 
 def place_of(beat: Mapping[str, Any]) -> str:
     """`update of policy, micro-batch 3 of 8, after gather (collective 41)`."""
-    place = ", ".join(filter(None, (beat["call"] or "no call", beat["part"])))
+    place = beat["call"] or "no call"
+    if beat["part"]:
+        place = f"{place}, {beat['part']}"
     if not beat["collective"]:
         return place
-    return f"{place}, {'in' if beat['waits'] else 'after'} {beat['collective']} (collective {beat['issued']})"
+    where = "in" if beat["waits"] else "after"
+    return f"{place}, {where} {beat['collective']} (collective {beat['issued']})"

@@ -98,7 +98,7 @@ class ShardedWriter:
         now = {"torch_rng": torch.get_rng_state().numpy().tobytes().hex(), **copy.deepcopy(dict(contents.facts))}
         job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", now)
         try:
-            self._ranks.all_gather("begin", lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
+            self._ranks.all_gather("begin", partial(_on_rank_zero, begin_checkpoint, folder, step))
             for name, prefix, stack in contents.models():
                 self._collect(job, name, prefix, stack)
             self._ranks.all_gather("files", lambda: self._write_files(job, contents))
@@ -106,8 +106,10 @@ class ShardedWriter:
             self._give_up(job, error)
             raise
         self._job = job
-        for tensors in (*(weights for weights, *_ in job.models.values()), *job.optimizers.values()):
-            tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
+        for weights, _, _ in job.models.values():
+            _move_to_host(weights)
+        for slots in job.optimizers.values():
+            _move_to_host(slots)
         job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
         job.thread.start()
 
@@ -158,8 +160,9 @@ class ShardedWriter:
 
     def _write_files(self, job: _Unwritten, contents: CheckpointContents) -> None:
         model = contents.stack.model
-        head = model.value_head if isinstance(model, Policy) else None
-        weight = None if head is None else whole_tensor(head.weight)
+        weight = None
+        if isinstance(model, Policy) and model.value_head is not None:
+            weight = whole_tensor(model.value_head.weight)
         if dist.get_rank() == 0:
             for name, write in contents.files.items():
                 if name != VALUE_HEAD:
@@ -193,7 +196,7 @@ class ShardedWriter:
         file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
         mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
         places = self._merged("files", lambda: _put_together(folder, mine, convert))
-        self._ranks.all_gather("index", lambda: _write_index(folder, tensors, places, model) if rank == 0 else None)
+        self._ranks.all_gather("index", partial(_on_rank_zero, _write_index, folder, tensors, places, model))
 
     def _seal(self, temporary: Path) -> dict[str, str]:
         """CRC-32 of every file by name, each read and fsynced by one rank."""
@@ -219,7 +222,8 @@ class ShardedWriter:
         if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
             rank = dist.get_rank()
             raised_here = rank in error.failures
-            cause, _ = error.failures[rank if raised_here else min(error.failures)]
+            of_rank = rank if raised_here else min(error.failures)
+            cause, _ = error.failures[of_rank]
         discard_checkpoint(job.temporary, job.final, cause, remove=dist.get_rank() == 0)
         if cause is error:
             return
@@ -230,6 +234,18 @@ class ShardedWriter:
     def _merged(self, step: str, function: Callable[[], dict[str, str]]) -> dict[str, str]:
         """The merged results of `function()` on all ranks."""
         return dict(ChainMap(*self._ranks.all_gather(step, function)))
+
+
+def _on_rank_zero(function: Callable[..., object], *arguments: object) -> None:
+    """Call the function on rank 0, and do nothing on the others."""
+    if dist.get_rank() == 0:
+        function(*arguments)
+
+
+def _move_to_host(tensors: dict[str, Tensor]) -> None:
+    """Replace each tensor by its copy in host memory."""
+    for name, tensor in list(tensors.items()):
+        tensors[name] = _on_host(tensor)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

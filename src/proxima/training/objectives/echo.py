@@ -72,13 +72,15 @@ def observation_weights(paths: Sequence[Completion], roles: Mapping[str, float])
     columns: list[Floats] = []
     for path in paths:
         column = np.zeros(len(path.tokens), np.float32)
-        if path.initial_prompt is None:
-            opening = b""
-        else:
+        columns.append(column)
+        if path.episode is None:
+            continue
+        opening = b""
+        if path.initial_prompt is not None:
             opening = path.initial_prompt.tokens.tobytes()
         answered = False
         start = 0
-        for span in () if path.episode is None else path.episode.spans:
+        for span in path.episode.spans:
             end = start + span.tokens
             if span.role == "assistant":
                 answered = True
@@ -88,5 +90,4 @@ def observation_weights(paths: Sequence[Completion], roles: Mapping[str, float])
                     column[start:end] = roles[span.role]
                 seen.add(place)
             start = end
-        columns.append(column)
     return columns

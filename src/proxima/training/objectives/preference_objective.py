@@ -100,7 +100,9 @@ class PreferenceObjective(Objective[PreferencePair]):
 
     @property
     def outputs(self) -> frozenset[str]:
-        return frozenset({"log_sum_square"} if self.on_policy_weights else ())
+        if self.on_policy_weights:
+            return frozenset({"log_sum_square"})
+        return frozenset()
 
     @property
     def has_batch_statistics(self) -> bool:
@@ -111,21 +113,26 @@ class PreferenceObjective(Objective[PreferencePair]):
         name."""
         pairs = best_against_worst(trajectories)
         group = {trajectory.key: trajectory.group for trajectory in trajectories}
-        return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
+        items: list[list[PreferencePair]] = []
+        for keys in updates:
+            numbers = dict.fromkeys(group[key] for key in keys)  # each once, in order
+            items.append([pairs[number] for number in numbers])
+        return items
 
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         return item.sides
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
         pairs = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
-        leaves = pairs.chosen.detach().requires_grad_(), pairs.rejected.detach().requires_grad_()
-        pairs = replace(pairs, chosen=leaves[0], rejected=leaves[1])
+        chosen = pairs.chosen.detach().requires_grad_()
+        rejected = pairs.rejected.detach().requires_grad_()
+        pairs = replace(pairs, chosen=chosen, rejected=rejected)
         terms: dict[int, tuple[Tensor, ...]] = {}
         for i, term in enumerate(self.terms):
             if term.whole_batch:
                 with torch.enable_grad():
                     loss = term(pairs)
-                    slopes = torch.autograd.grad(loss.sum(), leaves)
+                    slopes = torch.autograd.grad(loss.sum(), (chosen, rejected))
                 terms[i] = (loss.detach(), *slopes)
         return PairGradients(terms, {})
 
@@ -135,20 +142,20 @@ class PreferenceObjective(Objective[PreferencePair]):
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
         pairs = self.pairs(batch, outputs.need("log_prob"))
-        plain = self.reduce == "sum" and self.ld_alpha == 1
-        if plain:
-            summed = pairs
-        else:
+        summed = pairs
+        if self.reduce != "sum" or self.ld_alpha != 1:
             summed = _summed(batch, outputs.need("log_prob"))
         on_policy = self._on_policy(batch, outputs)
         metrics = self.terms[0].metrics(pairs) | _log_probs(summed)
-        losses = []
-        for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
+        weights = self.weights or [1.0] * len(self.terms)
+        losses: list[Loss] = []
+        for i, (term, weight) in enumerate(zip(self.terms, weights, strict=True)):
             denominator = term.denominator(pairs.chosen_length)
             if statistics is not None and i in statistics.terms:
                 numerator = _passed_on(pairs, *statistics.terms[i])
             else:
-                loss = term(summed if isinstance(term, Sft) else pairs) * on_policy
+                read = summed if isinstance(term, Sft) else pairs
+                loss = term(read) * on_policy
                 numerator = loss.mean(dtype=torch.float64) * denominator
             losses.append(Loss(weight * numerator, denominator, metrics))
             metrics = {}
@@ -170,7 +177,8 @@ class PreferenceObjective(Objective[PreferencePair]):
         if self.reduce == "sum":
             return _summed(batch, log_prob, self.ld_alpha)
         pairs = _summed(batch, log_prob)
-        chosen, rejected = pairs.chosen_length.clamp(min=1), pairs.rejected_length.clamp(min=1)
+        chosen = pairs.chosen_length.clamp(min=1)
+        rejected = pairs.rejected_length.clamp(min=1)
         return replace(
             pairs,
             chosen=pairs.chosen / chosen,
@@ -182,8 +190,9 @@ class PreferenceObjective(Objective[PreferencePair]):
     def _on_policy(self, batch: PackedBatch, outputs: TokenOutputs) -> Tensor | float:
         if not self.on_policy_weights:
             return 1.0
-        columns = outputs.need("log_prob"), outputs.need("log_sum_square")
-        weight = wpo_weight(*columns, batch.loss_mask, batch.cu_completions)
+        log_prob = outputs.need("log_prob")
+        log_sum_square = outputs.need("log_sum_square")
+        weight = wpo_weight(log_prob, log_sum_square, batch.loss_mask, batch.cu_completions)
         return weight[0::2] * weight[1::2]
 
 
@@ -226,10 +235,8 @@ def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> Prefere
     edges = batch.cu_completions
     length = segment_count(batch.loss_mask, edges)
     other = length.view(-1, 2).flip(1).flatten()
-    ours, reference = (
-        completion_log_prob(values, batch.loss_mask, edges, other, alpha)
-        for values in (log_prob, reference_log_prob(batch))
-    )
+    ours = completion_log_prob(log_prob, batch.loss_mask, edges, other, alpha)
+    reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, edges, other, alpha)
     return PreferencePairs(
         chosen=ours[0::2],
         rejected=ours[1::2],
@@ -241,7 +248,8 @@ def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> Prefere
 
 
 def _joined(parts: Sequence[PreferencePairs]) -> PreferencePairs:
-    return PreferencePairs(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(parts[0])})
+    names = [each.name for each in fields(PreferencePairs)]
+    return PreferencePairs(**{name: torch.cat([getattr(part, name) for part in parts]) for name in names})
 
 
 def _passed_on(pairs: PreferencePairs, loss: Tensor, *slopes: Tensor) -> Tensor:
@@ -285,7 +293,8 @@ class KtoObjective(Objective[LabeledCompletion]):
 
     def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         """The completion, with the label as the sign of its advantage."""
-        label = np.asarray(1 if item.good else -1, np.float32)
+        sign = 1 if item.good else -1
+        label = np.asarray(sign, np.float32)
         return [replace(path, advantage=label) for path in paths_of(item.completion)]
 
     def statistics_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
@@ -302,13 +311,15 @@ class KtoObjective(Objective[LabeledCompletion]):
         good = batch.advantage[edges[:-1]] > 0
         ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, edges)
         reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, edges)
-        loss = self.spec(ours, reference, good, 0.0 if statistics is None else statistics.value)
+        kl = 0.0 if statistics is None else statistics.value
+        loss = self.spec(ours, reference, good, kl)
         reward = self.spec.beta * (ours - reference)
         metrics: Metrics = {}
         for side, members in (("chosen", good), ("rejected", ~good)):
             metrics[f"rewards/{side}"] = SumCount.over(reward, members)
             metrics[f"logps/{side}"] = SumCount.over(ours, members)
-        return [Loss(loss.sum(dtype=torch.float64), good.new_full((), len(good), dtype=torch.float64), metrics)]
+        count = good.new_full((), len(good), dtype=torch.float64)
+        return [Loss(loss.sum(dtype=torch.float64), count, metrics)]
 
 
 def _log_ratio(batch: PackedBatch, log_prob: Tensor) -> Tensor:

@@ -84,11 +84,10 @@ class Measured:
 
 def _require_valid(trajectory: Trajectory, codes: Any, columns: Mapping[str, Any]) -> None:
     def value_of(name: str, at: int) -> float:
-        if name in columns:
-            column = columns[name]
-        else:
-            column = getattr(trajectory, name)
-        return math.nan if column is None else float(column[at])
+        column = columns[name] if name in columns else getattr(trajectory, name)
+        if column is None:
+            return math.nan
+        return float(column[at])
 
     require_valid(codes, value_of, f"completion {trajectory.key}")
 
@@ -99,9 +98,10 @@ FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's tr
 
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     """The joined loss masks of trajectories, [N] bool, and the edges between them, [S+1] int64."""
-    masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
-    ends = np.cumsum([0, *map(len, masks)])
-    return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks])), torch.from_numpy(ends)
+    masks = [item.in_loss for item in items]
+    joined = np.concatenate([np.empty(0, np.bool_), *masks])
+    edges = np.cumsum([0, *map(len, masks)])
+    return torch.from_numpy(joined), torch.from_numpy(edges)
 
 
 class BatchStatistics(Protocol):

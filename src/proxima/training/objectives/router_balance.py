@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
+from proxima.data.columns import ExpertIds
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import Trajectory
 from proxima.model.packed_model import TokenOutputs
@@ -43,10 +44,12 @@ class RouterBalance(Objective[Trajectory]):
         return frozenset({"expert_load"})
 
     def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
-        return [torch.tensor(float(sum(len(item.tokens) > 0 for item in items)), dtype=torch.float64)]
+        filled = sum(len(item.tokens) > 0 for item in items)
+        return [torch.tensor(float(filled), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
-        count, probability = outputs.need("expert_count"), outputs.need("expert_probability")
+        count = outputs.need("expert_count")
+        probability = outputs.need("expert_probability")
         chosen = count.sum(-1, keepdim=True)
         share = count / chosen.clamp(min=1)
         of_sequence = (share.shape[-1] * share * probability).sum(-1).mean(1).double()
@@ -72,16 +75,22 @@ def replay_metrics(counts: Tensor) -> Metrics:
 def fallback_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
     """`routing/fallback_fraction`: the share of the tokens of prompts and responses that lack routes to replay in some
     MoE layer; the trainer's routers choose for them."""
-    missing = tokens = 0
+    tokens = sum(map(len, trajectories))
+    missing = 0
     for item in trajectories:
-        tokens += len(item)
-        for ids, count in (
-            (item.prompt_routed_experts, len(item.prompt_tokens)),
-            (item.routed_experts, len(item.tokens)),
-        ):
-            missing += count if ids is None else int((ids[:, :, 0] < 0).any(1).sum())
-    sizes = (torch.tensor(float(count), dtype=torch.float64) for count in (missing, tokens))
-    return {"routing/fallback_fraction": SumCount(*sizes)}
+        missing += _without_routes(item.prompt_routed_experts, len(item.prompt_tokens))
+        missing += _without_routes(item.routed_experts, len(item.tokens))
+    share = SumCount(
+        torch.tensor(float(missing), dtype=torch.float64), torch.tensor(float(tokens), dtype=torch.float64)
+    )
+    return {"routing/fallback_fraction": share}
+
+
+def _without_routes(ids: ExpertIds | None, tokens: int) -> int:
+    """The number of tokens that lack the experts of some layer, of `tokens` with these `ids`."""
+    if ids is None:
+        return tokens
+    return int((ids[:, :, 0] < 0).any(1).sum())
 
 
 class LargestShare(SumCount):

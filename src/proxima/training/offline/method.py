@@ -134,5 +134,7 @@ class OfflineMethod(Generic[Item]):
 
 def trained_sum(paths: Sequence[Trajectory], columns: Sequence[Floats]) -> float:
     """The sum over the trained tokens of some paths, each with its column [T]."""
-    masked = [x if path.loss_mask is None else x[path.loss_mask] for path, x in zip(paths, columns, strict=True)]
-    return sum(float(x.sum(dtype=np.float64)) for x in masked)
+    total = 0.0
+    for path, column in zip(paths, columns, strict=True):
+        total += float(column[path.in_loss].sum(dtype=np.float64))
+    return total

@@ -1,7 +1,7 @@
 """DPO, its relatives and KTO on the offline loop; the log-probs of the frozen reference are computed once for a data
 set and stored on disk."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
@@ -52,8 +52,9 @@ class PreferenceMethod(OfflineMethod[Item]):
     @property
     def cache(self) -> Path | None:
         """The folder of the reference's log-probs; None if they are not stored."""
-        cache = self.section.cache if self.section.reference == "start" else None
-        return None if cache is None else Path(cache).expanduser()
+        if self.section.reference != "start" or self.section.cache is None:
+            return None
+        return Path(self.section.cache).expanduser()
 
     def item(self, row: Row, number: int) -> Item:
         item: Item = self.settings.item(number, row, self.tokenizer, self.context)
@@ -85,22 +86,25 @@ class PreferenceMethod(OfflineMethod[Item]):
         labels = {item.good for item in held_out if isinstance(item, LabeledCompletion)}
         if len(labels) != 1:
             return ""
-        kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
+        kind = "good" if labels == {True} else "bad"
+        other = "bad" if labels == {True} else "good"
         return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
 
     def prepare(self, items: list[Item], progress: Progress, stack: TrainStack) -> list[Item]:
         """Add the log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
-        sides = [side for item in items for side in item.sides]
+        sides = _sides_of(items)
         identity = self.source.identity()
+        folder = self.cache if identity else None
         budget = {"tokens_per_micro_batch": str(stack.tokens_per_micro_batch)}
         compute = partial(self._reference, sides, progress, stack)
-        log_probs = iter(cached_log_probs(self.cache if identity else None, identity | budget, sides, compute))
-        return [
-            item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
-            for item in items
-        ]
+        log_probs = iter(cached_log_probs(folder, identity | budget, sides, compute))
+        out: list[Item] = []
+        for item in items:
+            filled = [replace(side, reference_log_prob=next(log_probs)) for side in item.sides]
+            out.append(item.with_sides(filled))
+        return out
 
     def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
         """[T] log-probs under the run's initial model. Batches are those of `measure`, so at the start the model's own
@@ -109,8 +113,10 @@ class PreferenceMethod(OfflineMethod[Item]):
         done = 0
         total = sum(map(len, trajectories))
         out: list[Floats] = []
-        at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
-        for batch in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
+        sides = 2 if self.section.kto is None else 1
+        at_once = MEASURED_AT_ONCE * sides
+        for start in range(0, len(trajectories), at_once):
+            batch = trajectories[start : start + at_once]
             out += stack.columns(stage, batch)[stage.column]
             done += sum(map(len, batch))
             progress(done, total)
@@ -127,7 +133,7 @@ class PreferenceMethod(OfflineMethod[Item]):
         return [LogProbStage("reference_log_prob", policy, adapter=not lora)]
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[ComparedItem]:
-        log_probs = stack.log_prob([side for item in items for side in item.sides])
+        log_probs = stack.log_prob(_sides_of(items))
         pairs = [item for item in items if isinstance(item, PreferencePair)]
         if pairs:
             return _compared(pairs, log_probs, stack, self.section.pair_objective())
@@ -157,11 +163,19 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        paths = [
-            replace(path, prompt_tokens=first.prompt_tokens, group=first.group, sample=1) for path in paths_of(other)
-        ]
+        paths: list[Trajectory] = []
+        for path in paths_of(other):
+            paths.append(replace(path, prompt_tokens=first.prompt_tokens, group=first.group, sample=1))
         out.append(replace(item, mismatched=with_paths(other, paths)))
     return out
+
+
+def _sides_of(items: Iterable[Item]) -> list[Trajectory]:
+    """The sequences of all items, in order."""
+    sides: list[Trajectory] = []
+    for item in items:
+        sides += item.sides
+    return sides
 
 
 def _fits(first: Trajectory, other: Trajectory | ChatExample, context: int) -> bool:
@@ -176,13 +190,12 @@ def _compared(
     pairs: Sequence[PreferencePair], log_probs: Sequence[Floats], stack: TrainStack, objective: PreferenceObjective
 ) -> list[ComparedItem]:
     """Compare pairs by the log-probs [T] of both sides, which alternate."""
-    batch = stack.model.pack([side for pair in pairs for side in pair.sides])
-    values = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
+    batch = stack.model.pack(_sides_of(pairs))
+    joined = torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device)
+    values = objective.pairs(batch, joined)
     beta = objective.terms[0].beta
-    chosen, rejected = (
-        beta * (ours - theirs)
-        for ours, theirs in ((values.chosen, values.reference_chosen), (values.rejected, values.reference_rejected))
-    )
+    chosen = beta * (values.chosen - values.reference_chosen)
+    rejected = beta * (values.rejected - values.reference_rejected)
     losses: list[float | None] = [None] * len(pairs)
     if not objective.has_batch_statistics and not any(isinstance(term, Sft) for term in objective.terms):
         weights = objective.weights or [1.0] * len(objective.terms)
@@ -211,10 +224,9 @@ def _compared_alone(item: LabeledCompletion, log_probs: Sequence[Floats], beta: 
     paths = paths_of(item.completion)
     ours = trained_sum(paths, log_probs[: len(paths)])
     references = [path.reference_log_prob for path in paths if path.reference_log_prob is not None]
+    theirs = 0.0
     if references:
         theirs = trained_sum(paths, references)
-    else:
-        theirs = 0.0
     side = "chosen" if item.good else "rejected"
     return ComparedItem(
         question=paths[0].prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}

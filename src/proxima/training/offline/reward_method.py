@@ -50,9 +50,12 @@ class RewardObjective(Objective[PreferencePair]):
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         """Both sides, which share their prompt; the margin is passed on as the reward of the chosen one."""
         margin = self.margin if item.margin is None else item.margin
-        sides = (scored_path(item.chosen), margin), (scored_path(item.rejected), 0.0)
-        rows = ((side.with_sentinel(), value) for side, value in sides)
-        return [replace(row, reward=np.full(len(row.tokens), value, np.float32)) for row, value in rows]
+        chosen = scored_path(item.chosen).with_sentinel()
+        rejected = scored_path(item.rejected).with_sentinel()
+        return [
+            replace(chosen, reward=np.full(len(chosen.tokens), margin, np.float32)),
+            replace(rejected, reward=np.zeros(len(rejected.tokens), np.float32)),
+        ]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         assert batch.reward is not None
@@ -112,19 +115,23 @@ class RewardMethod(OfflineMethod[PreferencePair]):
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
         (stage,) = stack.late_stages(self.stages)
-        sides = [scored_path(side).with_sentinel() for pair in items for side in (pair.chosen, pair.rejected)]
-        columns = stack.columns(stage, sides)[stage.column]
-        scores = np.array([column[0] for column in columns], np.float32).reshape(-1, 2)
-        return [
-            ScoredPair(
+        sides: list[Trajectory] = []
+        for pair in items:
+            sides.append(scored_path(pair.chosen))
+            sides.append(scored_path(pair.rejected))
+        columns = stack.columns(stage, [side.with_sentinel() for side in sides])[stage.column]
+        scores = [float(np.float32(column[0])) for column in columns]
+        measured: list[ScoredPair] = []
+        for i, pair in enumerate(items):
+            scored = ScoredPair(
                 question=_question(pair),
-                chosen=float(chosen),
-                rejected=float(rejected),
-                chosen_length=len(scored_path(pair.chosen).tokens),
-                rejected_length=len(scored_path(pair.rejected).tokens),
+                chosen=scores[2 * i],
+                rejected=scores[2 * i + 1],
+                chosen_length=len(sides[2 * i].tokens),
+                rejected_length=len(sides[2 * i + 1].tokens),
             )
-            for pair, (chosen, rejected) in zip(items, scores, strict=True)
-        ]
+            measured.append(scored)
+        return measured
 
     def summarise(self, measured: Sequence[ScoredPair]) -> dict[str, float]:
         metrics = pair_metrics(measured, seed=self.source.seed)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -73,7 +73,8 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
 
     def measure(self, stack: TrainStack, items: Sequence[Trajectory | ChatExample]) -> list[tuple[float, int]]:
         """Negative log-likelihood, nats, and number of tokens in the loss, for each example."""
-        log_probs = iter(stack.log_prob([path for item in items for path in paths_of(item)]))
+        every_path = chain.from_iterable(map(paths_of, items))
+        log_probs = iter(stack.log_prob(list(every_path)))
         measured = []
         for item in items:
             paths = paths_of(item)
@@ -84,11 +85,8 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
     def summarise(self, measured: Sequence[tuple[float, int]]) -> dict[str, float]:
         nats, tokens = zip(*measured, strict=True)
         loss = ratio_of_sums(nats, tokens)
-        return {
-            **loss.figures("loss"),
-            "perplexity": math.exp(loss.value) if loss.value < 700 else math.inf,
-            "tokens/evaluated": sum(tokens),
-        }
+        perplexity = math.exp(loss.value) if loss.value < 700 else math.inf
+        return {**loss.figures("loss"), "perplexity": perplexity, "tokens/evaluated": sum(tokens)}
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
         """The messages before the last turn of each chat; that turn is the answer shown for comparison."""
