@@ -5,9 +5,10 @@ than k judged samples has no pass@k and no maj@k; `questions` of a metric counts
 """
 
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from proxima.data import require
@@ -39,7 +40,10 @@ class QuestionScores:
 
     def mean(self) -> float | None:
         """mean@k; None without a judged sample."""
-        return mean_at_k(self.judged) if self.judged else None
+        judged = self.judged
+        if not judged:
+            return None
+        return mean_at_k(judged)
 
     def passed(self, k: int) -> float | None:
         """pass@k; None with fewer than k judged samples."""
@@ -59,9 +63,10 @@ class QuestionScores:
 def question_scores(group: Group, extract: Extract | None) -> QuestionScores:
     """The scores of a group; `extract` finds the answer (see `votes.answer_extractor`); None: no votes."""
     correct = tuple(score.correct if score.valid else None for score in group.scores)
-    begun = group.prompt.begun
-    votes = tuple(None if extract is None else canonical(extract(c, begun)) for c in group.completions)
-    return QuestionScores(correct=correct, votes=votes)
+    votes: list[Hashable | None] = [None] * len(group.completions)
+    if extract is not None:
+        votes = [canonical(extract(completion, group.prompt.begun)) for completion in group.completions]
+    return QuestionScores(correct=correct, votes=tuple(votes))
 
 
 def check_ks(ks: Sequence[int], samples: int) -> None:
@@ -81,7 +86,7 @@ def estimates(
     Several: means over questions, with bootstrap intervals. A metric that no question has is left out; so is maj@k
     unless `vote` is set.
     """
-    judged = [right for question in questions for right in question.judged]
+    judged = _judged(questions)
     if not judged:
         return {}
     if samples == 1:
@@ -90,8 +95,18 @@ def estimates(
     metrics |= {f"pass@{k}": partial(QuestionScores.passed, k=k) for k in ks if k > 1}
     if vote:
         metrics |= {f"maj@{k}": partial(QuestionScores.majority, k=k) for k in ks if k > 1}
-    values = {name: [v for q in questions if (v := metric(q)) is not None] for name, metric in metrics.items()}
-    return {name: bootstrap_mean(of, seed=seed) for name, of in values.items() if of}
+    intervals: dict[str, Interval] = {}
+    for name, metric in metrics.items():
+        of_questions = [metric(question) for question in questions]
+        known = [value for value in of_questions if value is not None]
+        if known:
+            intervals[name] = bootstrap_mean(known, seed=seed)
+    return intervals
+
+
+def _judged(questions: Iterable[QuestionScores]) -> list[bool]:
+    """Whether each judged sample of the questions is right."""
+    return list(chain.from_iterable(question.judged for question in questions))
 
 
 def eval_metrics(
@@ -113,30 +128,44 @@ def eval_metrics(
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
     questions = [question_scores(group, extract) for group in groups]
-    pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    judged = [right for question in questions for right in question.judged]
-    lengths = [completion.generated for completion, _ in pairs]
-    votes = [vote for question in questions for vote in question.votes]
+    completions = list(chain.from_iterable(group.completions for group in groups))
+    scores = list(chain.from_iterable(group.scores for group in groups))
+    judged = _judged(questions)
+    lengths = [completion.generated for completion in completions]
     intervals = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
-    intervals |= (means := mean_estimates(groups, seed=seed))
-    episodes = episode_metrics([completion for completion, _ in pairs])
-    return {
+    means = mean_estimates(groups, seed=seed)
+    intervals |= means
+
+    reward = None
+    if REWARD in means:
+        reward = means[REWARD].value
+    length = None
+    truncated = None
+    unanswered = None
+    if completions:
+        length = {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)}
+        truncated = sum(completion.truncated for completion in completions) / len(completions)
+        if extract is not None:
+            without_vote = sum(vote is None for question in questions for vote in question.votes)
+            unanswered = without_vote / len(completions)
+    facts: dict[str, Any] = {
         "questions": len(groups),
         "samples": samples,
-        "answers": len(pairs),
+        "answers": len(completions),
         "correct": sum(judged),
         "known": len(judged),
-        "invalid": sum(not score.valid for _, score in pairs),
+        "invalid": sum(not score.valid for score in scores),
         "estimates": {name: asdict(interval) for name, interval in intervals.items()},
-        "reward": means[REWARD].value if REWARD in means else None,
-        "length": {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)}
-        if lengths
-        else None,
-        "truncated": sum(completion.truncated for completion, _ in pairs) / len(pairs) if pairs else None,
-        "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and extract is not None else None,
+        "reward": reward,
+        "length": length,
+        "truncated": truncated,
+        "unanswered": unanswered,
         "tokens": sum(lengths),
-        **({"episodes": episodes | role_metrics(groups)} if episodes else {}),
     }
+    episodes = episode_metrics(completions)
+    if episodes:
+        facts["episodes"] = episodes | role_metrics(groups)
+    return facts
 
 
 def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:
@@ -149,12 +178,20 @@ def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Inter
         (`bootstrap_mean`).
     """
     valid = [[score for score in group.scores if score.valid] for group in groups]
-    parts = dict.fromkeys(part for scores in valid for score in scores for part in score.parts)
-    values = {REWARD: [[score.value for score in scores] for scores in valid]}
-    values |= {PART + part: [[s.parts[part] for s in scores if part in s.parts] for scores in valid] for part in parts}
+    values = {REWARD: [[score.value for score in scores] for scores in valid]}  # of the samples of each question
+    for part in dict.fromkeys(part for score in chain.from_iterable(valid) for part in score.parts):
+        values[PART + part] = [[score.parts[part] for score in scores if part in score.parts] for scores in valid]
     values["length/mean"] = [[float(completion.generated) for completion in group.completions] for group in groups]
     values[CUT] = [[float(completion.truncated) for completion in group.completions] for group in groups]
-    means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
-    tasks = {key: (of, (0.0, 1.0) if key == CUT else None) for key, of in means.items() if of}
-    intervals = {task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())}  # some equal
-    return {key: intervals[task] for key, task in tasks.items()}
+
+    intervals: dict[str, Interval] = {}
+    known: dict[Hashable, Interval] = {}  # of equal values: a bootstrap takes long
+    for name, questions in values.items():
+        means = tuple(statistics.fmean(question) for question in questions if question)
+        if not means:
+            continue
+        span = (0.0, 1.0) if name == CUT else None
+        if (means, span) not in known:
+            known[means, span] = bootstrap_mean(means, seed=seed, span=span)
+        intervals[name] = known[means, span]
+    return intervals

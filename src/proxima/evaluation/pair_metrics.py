@@ -65,7 +65,7 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
     length = longer if longer.mean() >= 0.5 else 1 - longer
     question = np.unique([pair.question for pair in pairs], return_inverse=True)[1]
     count = int(question.max()) + 1
-    scores = np.array([score for pair in pairs for score in (pair.chosen, pair.rejected)])
+    scores = np.array([(pair.chosen, pair.rejected) for pair in pairs]).flatten()
     out = {
         **over_questions(right, question).figures("accuracy"),
         "correct": int(right.sum()),
@@ -95,14 +95,18 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
     resampled = [float(np.abs(gaps[rows].sum(axis=0)).sum() / sizes[rows].sum()) for rows in drawn]
     low, high = np.quantile(resampled, (0.025, 0.975))
     value = float(np.abs(gaps.sum(axis=0)).sum() / len(lead))
-    out = {"calibration/error": value}
-    out |= {"calibration/error/low": min(value, float(low)), "calibration/error/high": max(value, float(high))}
+    out = {
+        "calibration/error": value,
+        "calibration/error/low": min(value, float(low)),
+        "calibration/error/high": max(value, float(high)),
+    }
     for b in range(bins):
         inside = place == b
         if inside.any():
             name = f"calibration/{round(100 * BINS[b])}-{round(100 * BINS[b + 1])}"
-            facts = {"pairs": int(inside.sum()), "confidence": confidence[inside].mean(), "right": right[inside].mean()}
-            out |= {f"{name}/{key}": float(fact) for key, fact in facts.items()}
+            out[f"{name}/pairs"] = float(inside.sum())
+            out[f"{name}/confidence"] = float(confidence[inside].mean())
+            out[f"{name}/right"] = float(right[inside].mean())
     return out
 
 
@@ -148,29 +152,36 @@ def preference_metrics(measured: Sequence[ComparedItem]) -> dict[str, float]:
         out |= _share(measured, "reward").figures("accuracy")
         out |= _share(measured, "log_prob").figures("log_prob_accuracy")
         margins = [item.reward["chosen"] - item.reward["rejected"] for item in measured]
-        out |= {"rewards/margins": float(np.mean(margins)), "answers": len(measured)}
+        out["rewards/margins"] = float(np.mean(margins))
+        out["answers"] = len(measured)
         out["correct"] = sum(margin > 0 for margin in margins)
         out["questions"] = len({item.question for item in measured})
     else:
-        good, bad = ([item.reward[side] for item in measured if side in item.reward] for side in SIDES)
+        good = [item.reward["chosen"] for item in measured if "chosen" in item.reward]
+        bad = [item.reward["rejected"] for item in measured if "rejected" in item.reward]
         if good and bad:
             out |= _in_order(good, bad).figures("accuracy")
     for side in SIDES:
-        for name in ("reward", "log_prob"):
-            values = [getattr(item, name)[side] for item in measured if side in getattr(item, name)]
-            if values:
-                out[f"{'rewards' if name == 'reward' else 'logps'}/{side}"] = float(np.mean(values))
+        rewards = [item.reward[side] for item in measured if side in item.reward]
+        if rewards:
+            out[f"rewards/{side}"] = float(np.mean(rewards))
+        log_probs = [item.log_prob[side] for item in measured if side in item.log_prob]
+        if log_probs:
+            out[f"logps/{side}"] = float(np.mean(log_probs))
     losses = [item.loss for item in measured if item.loss is not None]
-    return out | ({"loss": float(np.mean(losses))} if losses else {})
+    if losses:
+        out["loss"] = float(np.mean(losses))
+    return out
 
 
 def _share(measured: Sequence[ComparedItem], name: str) -> Interval:
     """The share of pairs whose chosen side has the larger figure (a tie counts half), with its interval over the
     questions."""
-    leads = [getattr(item, name)["chosen"] - getattr(item, name)["rejected"] for item in measured]
-    names = {question: number for number, question in enumerate(dict.fromkeys(item.question for item in measured))}
-    question = np.array([names[item.question] for item in measured])
-    return over_questions((np.sign(leads) + 1) / 2, question)
+    figures = [getattr(item, name) for item in measured]
+    leads = [of_sides["chosen"] - of_sides["rejected"] for of_sides in figures]
+    numbers: dict[bytes, int] = {}
+    question = [numbers.setdefault(item.question, len(numbers)) for item in measured]
+    return over_questions((np.sign(leads) + 1) / 2, np.array(question))
 
 
 def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
@@ -180,7 +191,8 @@ def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
     value = float(wins.mean())
     spread = 0.0
     for shares in (wins.mean(axis=1), wins.mean(axis=0)):
-        spread += float(shares.var(ddof=1)) / len(shares) if len(shares) > 1 else 0.0
+        if len(shares) > 1:
+            spread += float(shares.var(ddof=1)) / len(shares)
     half = Z * spread**0.5
     low = max(0.0, value - half)
     high = min(1.0, value + half)

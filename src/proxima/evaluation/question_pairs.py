@@ -71,21 +71,22 @@ def compare_results(
     Raises: UserError if the results have no suite in common, no question has a value on both sides, or the questions of
         a suite differ.
     """
-    comparisons = []
+    comparisons: list[PairedComparison] = []
     together: list[tuple[QuestionResult, QuestionResult]] = []
+    metrics: list[str] = []  # of whole suites
     for name, a, b in shared_suites(first, second):
         _check_same_questions(name, a, b)
         pairs = [(a[uid], b[uid]) for uid in a]
-        together += pairs if OF_SUITE not in name else []
         of_pairs = metric or _default_metric(pairs)
-        if OF_SUITE in name and not any(_known(x, of_pairs) and _known(y, of_pairs) for x, y in pairs):
+        if OF_SUITE not in name:
+            together += pairs
+            metrics.append(of_pairs)
+        elif not any(_both_known(x, y, of_pairs) for x, y in pairs):
             continue  # of a source without this metric, as one without turns
         comparisons.append(_compared(name, pairs, of_pairs, seed))
-    of_all = {comparison.metric for comparison in comparisons if OF_SUITE not in comparison.name}
-    suites = [comparison for comparison in comparisons if OF_SUITE not in comparison.name]
-    if len(suites) == 1 or len(of_all) > 1:
+    if len(metrics) == 1 or len(set(metrics)) > 1:
         return comparisons
-    return [*comparisons, _compared("all", together, of_all.pop(), seed)]
+    return [*comparisons, _compared("all", together, metrics[0], seed)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,24 +101,30 @@ class ChangedQuestions:
 
     def as_json(self, pairs: Pairs) -> list[dict[str, Any]]:
         """Each question with the values and the answers of both results, as JSON values."""
-        return [
-            {
+        out: list[dict[str, Any]] = []
+        for a, b in pairs:
+            facts = {
                 "question": a.question,
                 "answer": load_json(a.answer),
                 "first": [a.values(self.metric), a.texts],
                 "second": [b.values(self.metric), b.texts],
             }
-            for a, b in pairs
-        ]
+            out.append(facts)
+        return out
 
 
 def changed_questions(first: EvalResult, second: EvalResult, comparison: PairedComparison) -> ChangedQuestions:
     """The questions on which the second result of a comparison is lower or higher."""
     metric = comparison.metric
-    (sides,) = ((a, b) for name, a, b in shared_suites(first, second) if name == comparison.name)
-    pairs = [(question, sides[1][uid]) for uid, question in sides[0].items()]
-    means = [(fmean(values[1]) - fmean(values[0]), pair) for pair in pairs if all(values := _both(pair, metric))]
-    ordered = sorted(means, key=lambda item: item[0])
+    (suite,) = (suite for suite in shared_suites(first, second) if suite[0] == comparison.name)
+    _, ours, theirs = suite
+    changes: list[tuple[float, tuple[QuestionResult, QuestionResult]]] = []
+    for uid, question in ours.items():
+        other = theirs[uid]
+        if _both_known(question, other, metric):
+            change = fmean(_known(other, metric)) - fmean(_known(question, metric))
+            changes.append((change, (question, other)))
+    ordered = sorted(changes, key=lambda item: item[0])
     return ChangedQuestions(
         name=comparison.name,
         metric=metric,
@@ -126,8 +133,9 @@ def changed_questions(first: EvalResult, second: EvalResult, comparison: PairedC
     )
 
 
-def _both(pair: tuple[QuestionResult, QuestionResult], metric: str) -> tuple[list[float], list[float]]:
-    return _known(pair[0], metric), _known(pair[1], metric)
+def _both_known(first: QuestionResult, second: QuestionResult, metric: str) -> bool:
+    """True if both have a sample with a known value."""
+    return bool(_known(first, metric) and _known(second, metric))
 
 
 def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Questions, Questions]]:
@@ -136,7 +144,8 @@ def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Ques
     names = [name for name in first.suites if name in second.suites]
     if names:
         return [(name, first.suites[name], second.suites[name]) for name in names]
-    ours, theirs = ([name for name in side.suites if OF_SUITE not in name] for side in (first, second))
+    ours = [name for name in first.suites if OF_SUITE not in name]
+    theirs = [name for name in second.suites if OF_SUITE not in name]
     if len(ours) == len(theirs) == 1:
         named = {ours[0] + name.removeprefix(theirs[0]): questions for name, questions in second.suites.items()}
         return [(name, first.suites[name], named[name]) for name in first.suites if name in named]
@@ -145,47 +154,60 @@ def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Ques
 
 
 def _check_same_questions(name: str, first: Questions, second: Questions) -> None:
-    a, b = ({uid: (q.question, q.answer) for uid, q in side.items()} for side in (first, second))
+    a = {uid: (each.question, each.answer) for uid, each in first.items()}
+    b = {uid: (each.question, each.answer) for uid, each in second.items()}
     if a == b:
         return
-    counts = [f"{len(side)} questions ({questions_sha(list(side.values()))[:12]})" for side in (a, b)]
+    ours, theirs = (f"{len(side)} questions ({questions_sha(list(side.values()))[:12]})" for side in (a, b))
     same = sum(b.get(uid) == question for uid, question in a.items())
     remedy = "evaluate both on the same data with the same --limit and the same prompt"
-    raise UserError(f"{name}: the questions differ: {counts[0]} and {counts[1]}, {same} in common", remedy=remedy)
+    raise UserError(f"{name}: the questions differ: {ours} and {theirs}, {same} in common", remedy=remedy)
 
 
 def metrics_of(result: EvalResult) -> set[str]:
     """Return the names of all metrics of the result's questions."""
-    return {ACCURACY, *(name for of in result.suites.values() for question in of.values() for name in question.metrics)}
+    names = {ACCURACY}
+    for questions in result.suites.values():
+        for question in questions.values():
+            names.update(question.metrics)
+    return names
 
 
 def _default_metric(pairs: Pairs) -> str:
-    judged = any(_known(a, ACCURACY) and _known(b, ACCURACY) for a, b in pairs)
-    return ACCURACY if judged else "reward"
+    if any(_both_known(a, b, ACCURACY) for a, b in pairs):
+        return ACCURACY
+    return "reward"
 
 
 def _compared(name: str, pairs: Pairs, metric: str, seed: int) -> PairedComparison:
-    sides = [(_known(a, metric), _known(b, metric)) for a, b in pairs]
-    means = [(fmean(a), fmean(b)) for a, b in sides if a and b]
+    known = [(_known(a, metric), _known(b, metric)) for a, b in pairs]
+    means = [(fmean(a), fmean(b)) for a, b in known if a and b]
     if not means:
         raise UserError(f"{name}: no question has a known {metric} on both sides; there is nothing to compare")
     differences = [b - a for a, b in means]
-    won, lost = sum(d > 1e-12 for d in differences), sum(d < -1e-12 for d in differences)
+    won = sum(d > 1e-12 for d in differences)
+    lost = sum(d < -1e-12 for d in differences)
     samples = (max(len(a.correct) for a, _ in pairs), max(len(b.correct) for _, b in pairs))
-    single = samples == (1, 1) and metric == ACCURACY
+    of_first = metric == ACCURACY and samples[0] == 1  # one answer to each question, right or wrong
+    of_second = metric == ACCURACY and samples[1] == 1
     shares = metric in (ACCURACY, "truncated")
-    single_answers = [metric == ACCURACY and count == 1 for count in samples]
+    if of_first and of_second:
+        p = mcnemar(won, lost)
+        test = "McNemar, exact"
+    else:
+        p = sign_flip(differences, seed=seed)
+        test = "sign flips"
     return PairedComparison(
         name=name,
         metric=metric,
         questions=len(means),
         left_out=len(pairs) - len(means),
         samples=samples,
-        first=_mean([a for a, _ in means], single_answers[0], shares, seed),
-        second=_mean([b for _, b in means], single_answers[1], shares, seed),
-        difference=difference(differences, single=single, shares=shares, seed=seed),
-        p=mcnemar(won, lost) if single else sign_flip(differences, seed=seed),
-        test="McNemar, exact" if single else "sign flips",
+        first=_mean([a for a, _ in means], of_first, shares, seed),
+        second=_mean([b for _, b in means], of_second, shares, seed),
+        difference=difference(differences, single=of_first and of_second, shares=shares, seed=seed),
+        p=p,
+        test=test,
         won=won,
         lost=lost,
         tied=len(means) - won - lost,
@@ -199,7 +221,8 @@ def _known(question: QuestionResult, metric: str) -> list[float]:
 def _mean(values: Sequence[float], single_answer: bool, shares: bool, seed: int) -> Interval:
     if single_answer:
         return wilson_interval(sum(values), len(values))
-    return bootstrap_mean(values, seed=seed, span=(0.0, 1.0) if shares else None)
+    span = (0.0, 1.0) if shares else None
+    return bootstrap_mean(values, seed=seed, span=span)
 
 
 MOST_STATES = 1_000_000  # sums that the exact distribution may range over
@@ -281,7 +304,8 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
         n = len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)
-    return bootstrap_mean(differences, seed=seed, span=(-1.0, 1.0) if shares else None)
+    span = (-1.0, 1.0) if shares else None
+    return bootstrap_mean(differences, seed=seed, span=span)
 
 
 def _as_integers(values: Sequence[float]) -> list[int] | None:
@@ -301,7 +325,8 @@ def _by_flips(values: np.ndarray, seed: int) -> float:
     extreme = 0
     rows = max(1, 4_000_000 // n)
     for start in range(0, FLIPS, rows):
-        signs = (random_bits(seed, start, min(FLIPS, start + rows), n) & 1).astype(np.float64) * 2 - 1
+        bits = random_bits(seed, start, min(FLIPS, start + rows), n) & 1
+        signs = bits.astype(np.float64) * 2 - 1
         extreme += int((np.abs(signs @ values) >= far).sum())
     return (1 + extreme) / (1 + FLIPS)
 
@@ -344,11 +369,12 @@ def _upper_score(won: int, lost: int, n: int) -> float:
     high = 1.0
     while low < (middle := (low + high) / 2) < high:
         b = (2 * n - won + lost) * middle - won - lost
+        root = abs(b)
         if lost:
             root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle))
-        else:
-            root = abs(b)
         variance = n * ((root - b) / (2 * n) + middle * (1 - middle))
-        accepted = (won - lost - n * middle) ** 2 <= Z * Z * variance
-        low, high = (middle, high) if accepted else (low, middle)
+        if (won - lost - n * middle) ** 2 <= Z * Z * variance:
+            low = middle
+        else:
+            high = middle
     return high

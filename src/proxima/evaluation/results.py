@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import UserError
 from proxima.data.episode import Episode
-from proxima.data.flow import Group
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.json_reader import load_json
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.votes import Extract, canonical
@@ -27,7 +28,8 @@ from proxima.system.jsonl import utf8
 from proxima.task.mix import TaskSource, source_of
 
 FORMAT = "proxima evaluation 1"
-RESULT, ENVIRONMENT = "result.json", "environment.json"
+RESULT = "result.json"
+ENVIRONMENT = "environment.json"
 OF_SUITE = "/"  # between the name of a suite and that of a source of its questions
 NULL = "null: "  # marks a column that may be null, in COLUMNS
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
@@ -50,11 +52,14 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "log_prob_sum": (pa.float64(), "nats, under the sampled distribution; greedy: at temperature 1"),
     "metadata": (pa.string(), "JSON: level, source … of the row"),
 }
-_FIELDS = [
-    pa.field(name, kind, nullable=doc.startswith(NULL), metadata={"doc": doc} if doc else None)
-    for name, (kind, doc) in COLUMNS.items()
-]
-SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
+
+
+def _field(name: str, kind: pa.DataType, doc: str) -> pa.Field:
+    metadata = {"doc": doc} if doc else None
+    return pa.field(name, kind, nullable=doc.startswith(NULL), metadata=metadata)
+
+
+SCHEMA = pa.schema([_field(name, kind, doc) for name, (kind, doc) in COLUMNS.items()], metadata={"proxima": FORMAT})
 SOURCE = pa.field("source", pa.string(), metadata={"doc": "the source of the question; only of a mix"})
 EPISODE = pa.field("episode", pa.string(), metadata={"doc": "JSON: the messages, and how it ended; only of episodes"})
 
@@ -65,41 +70,55 @@ def completions_table(
     """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set, `sources`
     are those of its task."""
     mixed = any(source.name for source in sources)
+    played = False
     rows: list[dict[str, Any]] = []
     for group in groups:
-        prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
-            if extract is None:
-                extracted = None
-            else:
-                extracted = extract(completion, group.prompt.begun)
-            vote = canonical(extracted)
-            row = {
-                "row": prompt.uid - first_uid,
-                "prompt_uid": prompt.uid,
-                "sample": completion.sample,
-                "question": utf8(prompt.question),
-                "answer": utf8(_json(prompt.answer)),
-                "text": utf8(completion.text),
-                "tokens": completion.tokens.tolist(),
-                "correct": score.correct if score.valid else None,
-                "reward": float(score.value) if score.valid else None,
-                "parts": utf8(_json(dict(score.parts))),
-                "extracted": None if extracted is None else utf8(extracted),
-                "vote": None if vote is None else utf8(str(vote)),
-                "length": completion.generated,
-                "finish_reason": completion.finish_reason,
-                "valid": score.valid,
-                "error": None if score.error is None else utf8(score.error),
-                "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
-                "metadata": utf8(_json(dict(prompt.metadata))),
-                "source": source_of(sources, prompt.metadata).name if mixed else None,
-                "episode": None if completion.episode is None else completion.episode.to_json(),
-            }
+            row = _row(group.prompt, completion, score, extract)
+            row["row"] = group.prompt.uid - first_uid
+            if mixed:
+                row["source"] = source_of(sources, group.prompt.metadata).name
+            if completion.episode is not None:
+                row["episode"] = completion.episode.to_json()
+                played = True
             rows.append(row)
-    played = any(row["episode"] is not None for row in rows)
-    schema = SCHEMA.append(SOURCE) if mixed else SCHEMA
-    return pa.Table.from_pylist(rows, schema=schema.append(EPISODE) if played else schema)
+    schema = SCHEMA
+    if mixed:
+        schema = schema.append(SOURCE)
+    if played:
+        schema = schema.append(EPISODE)
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _row(prompt: Prompt, completion: Completion, score: Score, extract: Extract | None) -> dict[str, Any]:
+    """The columns of a completion that depend on nothing else; one that is left out is null."""
+    row = {
+        "prompt_uid": prompt.uid,
+        "sample": completion.sample,
+        "question": utf8(prompt.question),
+        "answer": utf8(_json(prompt.answer)),
+        "text": utf8(completion.text),
+        "tokens": completion.tokens.tolist(),
+        "parts": utf8(_json(dict(score.parts))),
+        "length": completion.generated,
+        "finish_reason": completion.finish_reason,
+        "valid": score.valid,
+        "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
+        "metadata": utf8(_json(dict(prompt.metadata))),
+    }
+    if score.valid:
+        row["correct"] = score.correct
+        row["reward"] = float(score.value)
+    if score.error is not None:
+        row["error"] = utf8(score.error)
+    if extract is not None:
+        extracted = extract(completion, prompt.begun)
+        vote = canonical(extracted)
+        if extracted is not None:
+            row["extracted"] = utf8(extracted)
+        if vote is not None:
+            row["vote"] = utf8(str(vote))
+    return row
 
 
 def _json(value: Any) -> str:
@@ -159,7 +178,8 @@ class EvalResult:
     def sampled_unlike(self, other: "EvalResult", name: str) -> tuple[str, ...]:
         """The settings in which two evaluations of a suite differ, by their keys in result.json: sampling, system
         prompt, template arguments, template date. Empty if none differs, or if those of one result are unknown."""
-        first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
+        first = self.facts.get("suites", {}).get(name, {})
+        second = other.facts.get("suites", {}).get(name, {})
         if "sampling" not in first or "sampling" not in second:
             return ()
         settings = ("sampling", "system", "template_arguments", "template_date")
@@ -173,10 +193,7 @@ def read_result(path: str | Path) -> EvalResult:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        if place.parent.name == "evals":
-            name = _set_of(place)
-        else:
-            name = place.stem
+        name = _set_of(place) if place.parent.name == "evals" else place.stem
         return EvalResult(path=place, suites=with_sources({name: read_completions(place)}))
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
@@ -191,9 +208,10 @@ def read_result(path: str | Path) -> EvalResult:
         return EvalResult(path=place, suites=with_sources(suites))
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
-    begun = any(place.glob("*.parquet")) or any(place.glob("*/asked.json"))
-    unfinished = " (the evaluation is unfinished: repeat its command, which goes on)" * begun
-    raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+    lacks = f"{path} has no {RESULT}"
+    if any(place.glob("*.parquet")) or any(place.glob("*/asked.json")):
+        lacks += " (the evaluation is unfinished: repeat its command, which goes on)"
+    raise UserError(f"{lacks}; give the folder that proxima eval wrote, or a run")
 
 
 def with_sources(suites: Mapping[str, Mapping[int, QuestionResult]]) -> dict[str, dict[int, QuestionResult]]:
@@ -214,7 +232,10 @@ def _step_of(file: Path) -> int:
 
 def _set_of(file: Path) -> str:
     """The suite of a run's evaluation: STEP-LABEL, or STEP-LABEL-SET."""
-    return "".join(file.stem.split("-", 2)[2:]) or "held-out"
+    parts = file.stem.split("-", 2)
+    if len(parts) < 3 or not parts[2]:
+        return "held-out"
+    return parts[2]
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
@@ -238,37 +259,34 @@ def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
         by_uid.setdefault(row["prompt_uid"], []).append(row)
     results = {}
     for uid, samples in sorted(by_uid.items()):
-        correct = tuple(row["correct"] for row in samples)
+        first = samples[0]
+        load_json(first["answer"])  # which readers show
         metrics = [_metrics(row) for row in samples]
-        names = dict.fromkeys(name for sample in metrics for name in sample)
-        values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
-        question, answer = samples[0]["question"], samples[0]["answer"]
-        load_json(answer)  # which readers show
-        texts = tuple(row["text"] for row in samples)
+        names = dict.fromkeys(chain.from_iterable(metrics))
         results[uid] = QuestionResult(
-            question=question,
-            answer=answer,
-            correct=correct,
-            metrics=values,
-            texts=texts,
-            source=samples[0].get("source") or "",
+            question=first["question"],
+            answer=first["answer"],
+            correct=tuple(row["correct"] for row in samples),
+            metrics={name: tuple(sample.get(name) for sample in metrics) for name in names},
+            texts=tuple(row["text"] for row in samples),
+            source=first.get("source") or "",
         )
     return results
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
     """Return the entries of `QuestionResult.metrics` for one sample; a failed score has no `reward` and no parts."""
-    if row.get("sampled") is None:
-        written = len(row["tokens"])
-    else:
-        written = sum(row["sampled"])
-    metrics: dict[str, float | None] = {
-        "length": float(written if row.get("length") is None else row["length"]),
-        "truncated": float(row["finish_reason"] == "length"),
-    }
+    length = row.get("length")
+    if length is None and row.get("sampled") is not None:
+        length = sum(row["sampled"])
+    elif length is None:
+        length = len(row["tokens"])
+    metrics: dict[str, float | None] = {"length": float(length), "truncated": float(row["finish_reason"] == "length")}
     if row.get("episode") is not None:
         spans = [span for span in Episode.from_json(row["episode"]).spans if span.role == "assistant"]
-        metrics |= {"turns": float(len(spans)), "calls": float(sum(len(span.calls) for span in spans))}
+        metrics["turns"] = float(len(spans))
+        metrics["calls"] = float(sum(len(span.calls) for span in spans))
     if row["reward"] is None:
         return metrics
-    return {**load_json(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}
+    parts = load_json(row.get("parts") or "{}")
+    return {**parts, **metrics, "reward": row["reward"]}
