@@ -76,18 +76,28 @@ class CellRuns:
         """
         if not self.has(axis):
             return None
-        pairs = [(curve, run.position(axis)) for run in self.used if (curve := _by_step(run, key))]
-        if pairs:
-            steps = sorted(set.intersection(*(set(curve) for curve, _ in pairs)))
-        else:
-            steps = []
-        means = [mean for step in steps if (mean := mean_over_seeds([curve[step] for curve, _ in pairs]))]
+        curves: list[dict[int, float]] = []
+        positions: list[dict[int, float]] = []
+        for run in self.used:
+            curve = _by_step(run, key)
+            if curve:
+                curves.append(curve)
+                positions.append(run.position(axis))
+        if not curves:
+            return None
+        steps = sorted(set.intersection(*map(set, curves)))
+        of_steps = [mean_over_seeds([curve[step] for curve in curves]) for step in steps]
+        means = [mean for mean in of_steps if mean is not None]
         if not means:
             return None
-        x = tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps)
-        edges = [(min(m.values), max(m.values)) if m.n == 2 else (m.low, m.high) for m in means if m.n > 1]
-        low, high = tuple(edge for edge, _ in edges), tuple(edge for _, edge in edges)
-        return SeedBand(x=x, mean=tuple(m.mean for m in means), low=low, high=high, n=len(pairs))
+        edges = [_drawn_interval(mean) for mean in means if mean.n > 1]
+        return SeedBand(
+            x=tuple(statistics.fmean(position[step] for position in positions) for step in steps),
+            mean=tuple(mean.mean for mean in means),
+            low=tuple(low for low, _ in edges),
+            high=tuple(high for _, high in edges),
+            n=len(curves),
+        )
 
     def over_seeds(self, measure: Measure) -> SeedMean | None:
         """Return mean and interval over the runs of a measure."""
@@ -160,7 +170,13 @@ def final_value(metric: str) -> Measure:
 def last_evaluated(key: str) -> Measure:
     """A metric of the evaluation at the last step of the run."""
 
-    return lambda run: run.evals[-1].get(key) if run.evals and run.evals[-1]["step"] == run.steps > 0 else None
+    def measure(run: Run) -> float | None:
+        if not run.evals or run.steps == 0 or run.evals[-1]["step"] != run.steps:
+            return None
+        value: float | None = run.evals[-1].get(key)
+        return value
+
+    return measure
 
 
 def _training_accuracy(run: Run) -> float | None:
@@ -168,6 +184,19 @@ def _training_accuracy(run: Run) -> float | None:
     if accuracy is None:
         return final_value("rewards/accuracies")(run)
     return accuracy
+
+
+def _best(run: Run) -> float | None:
+    values = [value for _, value in run.held_out()]
+    if not values:
+        return None
+    return min(values) if run.headline.lower_is_better else max(values)
+
+
+def _cpu_seconds(run: Run) -> float | None:
+    if not run.has("cpu"):
+        return None
+    return run.total("time/cpu")
 
 
 EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which have no reward
@@ -185,12 +214,10 @@ EPISODE_FIGURES: dict[str, Measure] = {  # of runs with an environment or tools
 }
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": after_training,
-    "best": lambda run: (min if run.headline.lower_is_better else max)(
-        (value for _, value in run.held_out()), default=None
-    ),
+    "best": _best,
     "reward": final_value("reward/mean"),
     "clock": lambda run: run.total("time/step"),
-    "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
+    "cpu": _cpu_seconds,
 }
 MEASURES: dict[str, Measure] = COMPARED | {
     "before": lambda run: dict(run.held_out()).get(0.0),
@@ -205,14 +232,18 @@ def summarize(cell: CellRuns, baseline: CellRuns, target: float | None, figures:
     """Return the row of a cell in the final table, with the additional `figures`."""
     axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
     shown = {name: (EXAMPLE_FIGURES | EPISODE_FIGURES)[name] for name in figures}
-    compared = {} if cell is baseline else COMPARED | shown
-    pairs = {name: paired(cell, baseline, measure) for name, measure in compared.items()}
+    difference: dict[str, SeedMean] = {}
+    if cell is not baseline:
+        for name, measure in (COMPARED | shown).items():
+            mean = paired(cell, baseline, measure)
+            if mean is not None:
+                difference[name] = mean
     return CellSummary(
         cell=cell.name,
         n=len(cell.used),
         runs=len(cell.runs),
         reach={axis: target_cost(cell, baseline, target or 0.0, axis) for axis in axes},
-        difference={name: mean for name, mean in pairs.items() if mean is not None},
+        difference=difference,
         figures={name: cell.over_seeds(measure) for name, measure in shown.items()},
         **{name: cell.over_seeds(measure) for name, measure in MEASURES.items()},
     )
@@ -237,10 +268,11 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
         reached = first_reach(run, target, axis)
         return math.inf if reached is None else reached
 
-    values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
+    costs = [cost(run) for run in cell.used]
+    values = [value for run, value in zip(cell.used, costs, strict=True) if value < math.inf or run.status == "done"]
     median = statistics.median(values) if values else math.inf
     pairs = [(cost(run), cost(other)) for run, other in seed_pairs(cell, baseline)]
-    ratios = [b / a for a, b in pairs if min(a, b) < math.inf and min(a, b) > 0]
+    ratios = [b / a for a, b in pairs if 0 < min(a, b) < math.inf]
     return TargetCost(
         values=tuple(None if value == math.inf else value for value in values),
         median=None if median == math.inf else median,
@@ -258,12 +290,21 @@ def first_reach(run: Run, target: float, axis: str = "step") -> float | None:
     """
     curve = run.held_out(axis)
     for i, (x, value) in enumerate(curve):
-        if value <= target if run.headline.lower_is_better else value >= target:
-            if i == 0:
-                return x
-            x0, before = curve[i - 1]
-            return x0 + (x - x0) * (target - before) / (value - before)
+        reached = value <= target if run.headline.lower_is_better else value >= target
+        if not reached:
+            continue
+        if i == 0:
+            return x
+        x0, before = curve[i - 1]
+        return x0 + (x - x0) * (target - before) / (value - before)
     return None
+
+
+def _drawn_interval(mean: SeedMean) -> tuple[float, float]:
+    """The ends of an interval as a `SeedBand` has them: of two seeds they are the two values."""
+    if mean.n == 2:
+        return min(mean.values), max(mean.values)
+    return mean.low, mean.high
 
 
 def _by_step(run: Run, key: str) -> dict[int, float]:
@@ -297,12 +338,17 @@ def t_quantile(probability: float, freedom: int) -> float:
 
     Source: Abramowitz & Stegun 26.7.3 and 26.7.4, the finite series for whole degrees of freedom.
     """
-    low, high = 0.0, 1.0
-    while _central(high, freedom) < 2 * probability - 1:
+    inside = 2 * probability - 1
+    low = 0.0
+    high = 1.0
+    while _central(high, freedom) < inside:
         high *= 2
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _central(middle, freedom) < 2 * probability - 1 else (low, middle)
+        if _central(middle, freedom) < inside:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
 
 
@@ -314,8 +360,10 @@ def _central(t: float, freedom: int) -> float:
     odd = freedom % 2 == 1
     if freedom == 1:
         return 2 * angle / math.pi
-    term = total = cosine if odd else 1.0
-    for k in range(3 if odd else 2, freedom - 1, 2):  # odd: 2/3, 4/5 …; even: 1/2, 3/4 …
+    term = cosine if odd else 1.0
+    first = 3 if odd else 2
+    total = term
+    for k in range(first, freedom - 1, 2):  # odd: 2/3, 4/5 …; even: 1/2, 3/4 …
         term *= (k - 1) / k * cosine * cosine
         total += term
     if odd:
@@ -330,7 +378,8 @@ def determined_median(values: Sequence[float], n: int) -> float | None:
         return None
     middle: set[float] = set()
     for other in (0.0, math.inf):
-        ordered = sorted([*values, *[other] * (n - len(values))])
+        unknown = [other] * (n - len(values))
+        ordered = sorted([*values, *unknown])
         middle.update(ordered[(n - 1) // 2 : n // 2 + 1])
     if len(middle) == 1:
         return middle.pop()
@@ -345,4 +394,5 @@ def smoothed(values: Sequence[float]) -> list[float]:
     if len(values) < 12:
         return list(values)
     half = max(1, len(values) // 20)
-    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
+    windows = [values[max(i - half, 0) : i + half + 1] for i in range(len(values))]
+    return [statistics.fmean(window) for window in windows]

@@ -8,8 +8,9 @@ comparison.rows()                                   the final table
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from proxima.config.comparable import Purpose, compared, may_differ
@@ -66,11 +67,20 @@ class RunComparison:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers of the final table, with the folders of the runs. An infinite ratio or cost is null."""
-        pairs = zip(self.rows(), self.cells, strict=True)
-        rows = [{**asdict(row), "folders": [str(run.folder) for run in cell.runs]} for row, cell in pairs]
-        facts = {"baseline": self.baseline.name, "metric": self.headline.key, "target": self.target, "cells": rows}
-        why = {"differing": self.differing, "warnings": self.warnings, "notes": self.notes}
-        return dict(json.loads(dumps({**facts, **why})))
+        rows: list[dict[str, Any]] = []
+        for row, cell in zip(self.rows(), self.cells, strict=True):
+            folders = [str(run.folder) for run in cell.runs]
+            rows.append({**asdict(row), "folders": folders})
+        facts = {
+            "baseline": self.baseline.name,
+            "metric": self.headline.key,
+            "target": self.target,
+            "cells": rows,
+            "differing": self.differing,
+            "warnings": self.warnings,
+            "notes": self.notes,
+        }
+        return dict(json.loads(dumps(facts)))
 
 
 def compare_runs(
@@ -87,48 +97,69 @@ def compare_runs(
     """
     if not runs:
         raise UserError("no runs to compare; give run folders, or a sweep's folder")
-    headline = Headline.of([r for run in runs for r in run.evals], canonical_metric(metric) if metric else None)
-    if target is not None and not (0 < target <= 1 if headline.share else math.isfinite(target)):
-        bound = "in (0, 1]" if headline.share else "that is finite"
-        raise UserError(f"target={target} must be a held-out {headline.name} {bound}")
+    named = canonical_metric(metric) if metric else None
+    headline = Headline.of(list(chain.from_iterable(run.evals for run in runs)), named)
+    if target is not None:
+        _check_target(target, headline)
     cells = _cells([replace(run, headline=headline) for run in runs])
     names = [cell.name for cell in cells]
     if baseline is not None and baseline not in names:
         raise UserError(f"baseline={baseline} is not a cell", remedy=suggestion(baseline, names))
     differing = _differing([cell.config for cell in cells])
+    first = names.index(baseline) if baseline else 0
     return RunComparison(
         cells=cells,
-        baseline=cells[names.index(baseline) if baseline else 0],
+        baseline=cells[first],
         headline=headline,
         target=target,
         axes=tuple(axis for axis in AXES if all(cell.has(axis) for cell in cells)),
         figures=_figures(cells, headline),
-        offline=all(run.offline for cell in cells for run in cell.runs),
+        offline=_all_offline(cells),
         differing=differing,
         warnings=tuple(_warnings(cells, list(differing), headline)),
         notes=tuple(_notes(cells, headline)),
     )
 
 
+def _check_target(target: float, headline: Headline) -> None:
+    """Raise UserError for a value that the held-out figure can't reach."""
+    if headline.share and not 0 < target <= 1:
+        raise UserError(f"target={target} must be a held-out {headline.name} in (0, 1]")
+    if not math.isfinite(target):
+        raise UserError(f"target={target} must be a held-out {headline.name} that is finite")
+
+
+def _runs_of(cells: Sequence[CellRuns]) -> Iterator[Run]:
+    for cell in cells:
+        yield from cell.runs
+
+
+def _all_offline(cells: Sequence[CellRuns]) -> bool:
+    """True if all runs are on fixed data sets."""
+    return all(run.offline for run in _runs_of(cells))
+
+
 def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
     """Return the names of the additional figures. For runs on fixed data sets these replace the rewards, without the
     headline, which has its own columns; for other runs they are those of episodes."""
-    if not all(run.offline for cell in cells for run in cell.runs):
-        return tuple(name for name, measure in EPISODE_FIGURES.items() if any(c.over_seeds(measure) for c in cells))
-    return tuple(
-        name
-        for name, measure in EXAMPLE_FIGURES.items()
-        if name != f"held-out {headline.name}" and any(cell.over_seeds(measure) for cell in cells)
-    )
+    measures = dict(EPISODE_FIGURES)
+    if _all_offline(cells):
+        measures = dict(EXAMPLE_FIGURES)
+        measures.pop(f"held-out {headline.name}", None)
+    return tuple(name for name, measure in measures.items() if any(cell.over_seeds(measure) for cell in cells))
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Return dotted path → value in each config, where not all are equal. A list that is empty in one config and has
     elements in another is compared by its elements only."""
-    paths = dict.fromkeys(path for config in configs for path in config)
-    values = {path: tuple(config.get(path) for config in configs) for path in paths}
+    paths = dict.fromkeys(chain.from_iterable(configs))
     parents = {path.rpartition(".")[0] for path in paths}
-    return {path: of for path, of in values.items() if path not in parents and any(value != of[0] for value in of)}
+    differing: dict[str, tuple[Any, ...]] = {}
+    for path in paths:
+        values = tuple(config.get(path) for config in configs)
+        if path not in parents and any(value != values[0] for value in values):
+            differing[path] = values
+    return differing
 
 
 def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
@@ -136,57 +167,66 @@ def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
     configs: dict[str, dict[str, Any]] = {}
     for run in runs:
         config = compared(run.config, Purpose.CELL)
-        if config:
-            key = json.dumps(config, sort_keys=True)
-        else:
-            key = str(run.folder)
+        key = json.dumps(config, sort_keys=True) if config else str(run.folder)
         configs[key] = config
         groups.setdefault(key, []).append(run)
-    names = zip(_names(list(groups.values()), list(configs.values())), groups, strict=True)
-    return tuple(CellRuns(name=name, runs=tuple(groups[key]), config=configs[key]) for name, key in names)
+    names = _names(list(groups.values()), list(configs.values()))
+    cells: list[CellRuns] = []
+    for name, key in zip(names, groups, strict=True):
+        cells.append(CellRuns(name=name, runs=tuple(groups[key]), config=configs[key]))
+    return tuple(cells)
 
 
 def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name each cell by the folder of the sweep's cell or of its single run; otherwise, and for equal names, by the
     differing values."""
     differing = list(_differing(configs))[:4]
-    names = []
-    for group, config in zip(groups, configs, strict=True):
-        folders = [run.folder.resolve() for run in group]
-        parents = {folder.parent for folder in folders}
-        of_a_sweep = len(parents) == 1 and all(re.fullmatch(r"seed-\d+", folder.name) for folder in folders)
-        if of_a_sweep:
-            name = folders[0].parent.name
-        elif len(group) == 1:
-            name = folders[0].name
-        else:
-            name = ""
-        values = (f"{p.removesuffix('.kind').rpartition('.')[2]}={config[p]}" for p in differing if p in config)
-        names.append((name, ",".join(values), folders[0]))
-    plain = [name for name, _, _ in names]
-    long = [
-        name if name and plain.count(name) == 1 else f"{name} {values}".strip() or folder.name
-        for name, values, folder in names
-    ]
-    above = [folder.parent.name for _, _, folder in names]
-    return [n if long.count(n) == 1 else f"{parent}/{n}" for parent, n in zip(above, long, strict=True)]
+    first_folders = [group[0].folder.resolve() for group in groups]
+    plain = [_name_by_folder(group) for group in groups]
+    names: list[str] = []
+    for name, config, folder in zip(plain, configs, first_folders, strict=True):
+        if not name or plain.count(name) > 1:
+            name = f"{name} {_values_in_name(config, differing)}".strip() or folder.name
+        names.append(name)
+    unique: list[str] = []
+    for name, folder in zip(names, first_folders, strict=True):
+        unique.append(name if names.count(name) == 1 else f"{folder.parent.name}/{name}")
+    return unique
+
+
+def _name_by_folder(group: Sequence[Run]) -> str:
+    """The folder of the sweep's cell, or of the single run; empty if there is none."""
+    folders = [run.folder.resolve() for run in group]
+    parents = {folder.parent for folder in folders}
+    if len(parents) == 1 and all(re.fullmatch(r"seed-\d+", folder.name) for folder in folders):
+        return folders[0].parent.name
+    if len(group) == 1:
+        return folders[0].name
+    return ""
+
+
+def _values_in_name(config: Mapping[str, Any], paths: Sequence[str]) -> str:
+    """`lr=1e-5,surrogate=cppo`: the values of those of the fields that the config has."""
+    texts: list[str] = []
+    for path in paths:
+        if path in config:
+            field = path.removesuffix(".kind").rpartition(".")[2]
+            texts.append(f"{field}={config[path]}")
+    return ",".join(texts)
 
 
 def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Headline) -> list[str]:
     """Return each reason why the comparison is unfair, in one line."""
-    texts = []
+    texts: list[str] = []
     rewards = [path for path in differing if path.startswith("reward")]
     if rewards and headline.key == REWARD:
         texts.append(f"the cells have different rewards ({', '.join(rewards)}): do not compare their mean rewards")
     tasks = [path for path in differing if path.startswith("task.")]
     if tasks:
-        if all(run.offline for cell in cells for run in cell.runs):
-            what = "training figures"
-        else:
-            what = "rewards"
+        what = "training figures" if _all_offline(cells) else "rewards"
         texts.append(f"the cells were trained on different tasks ({', '.join(tasks)}): do not compare their {what}")
     held_out = [path for path in differing if path.startswith("eval.") and not may_differ(path, Purpose.ACCURACY)]
-    questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
+    questions = {record.get("questions") for run in _runs_of(cells) for record in run.evals}
     if held_out or len(questions) > 1:
         why = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(map(str, questions)))
         texts.append(f"the cells were evaluated on different questions ({why}): do not compare their held-out results")
@@ -195,13 +235,15 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
         why = f"replays of {replayed}, whose policy earned the training rewards: {', '.join(names)}"
         texts.append(f"{why}; times are without generation; compare held-out results")
     steps = {cell.name: sorted({run.steps for run in cell.used if run.status == "done"}) for cell in cells}
-    if len({number for numbers in steps.values() for number in numbers}) > 1:
+    if len(set(chain.from_iterable(steps.values()))) > 1:
         each = ", ".join(f"{name} {' and '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
         texts.append(f"the runs have different numbers of steps ({each}): compare the curves at equal steps")
-    machines = set()
-    for facts in (run.environment for cell in cells for run in cell.used if run.environment):
-        processor = (facts.get("machine") or {}).get("processor", "unknown")
-        machines.add(f"{processor}, {(facts.get('torch') or {}).get('threads', '?')} threads")
+    machines: set[str] = set()
+    for run in chain.from_iterable(cell.used for cell in cells):
+        if run.environment:
+            processor = (run.environment.get("machine") or {}).get("processor", "unknown")
+            threads = (run.environment.get("torch") or {}).get("threads", "?")
+            machines.add(f"{processor}, {threads} threads")
     if len(machines) > 1:
         where = "; ".join(sorted(machines))
         texts.append(f"the runs used different machines or thread counts ({where}): compare steps, not times")
@@ -218,24 +260,23 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
     texts = []
     pairs = [cell.name for cell in cells if len(cell.used) == 2]
     if pairs:
-        two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
+        two = t_quantile(0.975, 1) / math.sqrt(2)
+        four = t_quantile(0.975, 3) / math.sqrt(4)
         wide = f"± {two:.1f} standard deviations, against ± {four:.1f} with 4 seeds"
         texts.append(f"2 seeds ({', '.join(pairs)}) are too few: their 95 % intervals are very wide, {wide}")
     if len(cells) > 1 and all(len(cell.runs) == 1 for cell in cells):
         texts.append("one seed per cell: no intervals, and a difference may be chance; run more seeds")
     for cell in cells:
-        if len(cell.used) < len(cell.runs):
-            effect = "left out of the means"
-        else:
-            effect = "included as far as it got"
+        some_finished = len(cell.used) < len(cell.runs)
+        effect = "left out of the means" if some_finished else "included as far as it got"
         for run in cell.runs:
-            if run.status != "done":
-                if run.summary.get("error"):
-                    error = f" ({run.summary['error']})"
-                else:
-                    error = ""
-                steps = f"step {run.steps} of {run.config.get('train.steps') or '?'}"  # 0: whole epochs
-                texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
+            if run.status == "done":
+                continue
+            status = run.status
+            if run.summary.get("error"):
+                status += f" ({run.summary['error']})"
+            steps = f"step {run.steps} of {run.config.get('train.steps') or '?'}"  # 0: whole epochs
+            texts.append(f"{cell.name} seed {run.seed}: {status} at {steps}; {effect}")
     unjudged = []
     for cell in cells:
         if any(run.status == "done" for run in cell.used) and not any(run.held_out() for run in cell.used):
@@ -251,26 +292,31 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
 
 def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
     """Return the warnings of the runs, each kind once, with the runs that it concerns."""
-    warned = [
-        (warning_kind(warning["text"]), (warning["text"], cell.name, str(run.seed)))
-        for cell in cells
-        for run in cell.runs
-        for warning in run.summary.get("warnings") or ()
-    ]
+    warned: list[tuple[str, tuple[str, str, str]]] = []
+    for cell in cells:
+        for run in cell.runs:
+            for warning in run.summary.get("warnings") or ():
+                text = warning["text"]
+                warned.append((warning_kind(text), (text, cell.name, str(run.seed))))
     total = sum(len(cell.runs) for cell in cells)
-    texts = []
+    texts: list[str] = []
     for places in _grouped(warned).values():
         seeds = _grouped([(name, seed) for _, name, seed in places])
-        runs = ", ".join(f"{name} seed{'s' * (len(of) > 1)} {' and '.join(of)}" for name, of in seeds.items())
         if len(places) == total > 1:
             runs = "both runs" if total == 2 else f"all {total} runs"
-        text, cell, seed = places[0]
-        if len({text for text, *_ in places}) > 1:
-            unlike = f" (figures of {cell} seed {seed})"
         else:
-            unlike = ""
-        texts.append(f"{runs}: {text}{unlike}; see report.html")
+            runs = ", ".join(_seeds_in_words(name, of_cell) for name, of_cell in seeds.items())
+        text, name, seed = places[0]
+        if len({text for text, _, _ in places}) > 1:
+            text += f" (figures of {name} seed {seed})"
+        texts.append(f"{runs}: {text}; see report.html")
     return texts
+
+
+def _seeds_in_words(cell: str, seeds: Sequence[str]) -> str:
+    """`grpo seed 1`, `grpo seeds 1 and 2`."""
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    return f"{cell} {noun} {' and '.join(seeds)}"
 
 
 def _grouped(pairs: Sequence[tuple[str, Item]]) -> dict[str, list[Item]]:

@@ -62,7 +62,9 @@ class Metrics:
     @property
     def steps(self) -> int:
         """Steps finished."""
-        return int(self.train[-1]["step"]) if self.train else 0
+        if not self.train:
+            return 0
+        return int(self.train[-1]["step"])
 
     @property
     def offline(self) -> bool:
@@ -81,9 +83,16 @@ class Metrics:
         `generated` and `trained` are tokens.
         """
         key = AXES[axis]
-        steps = [int(r["step"]) for r in self.train]
-        sums = map(float, steps) if key is None else itertools.accumulate(float(r.get(key) or 0.0) for r in self.train)
-        return {0: 0.0, **dict(zip(steps, sums, strict=True))}
+        at = {0: 0.0}
+        reached = 0.0
+        for record in self.train:
+            step = int(record["step"])
+            if key is None:
+                reached = float(step)
+            else:
+                reached += float(record.get(key) or 0.0)
+            at[step] = reached
+        return at
 
     def curve(self, key: str, axis: str = "step") -> Points:
         """(position on the axis, value) of a metric of the training records, under any of its names, for the steps that
@@ -100,8 +109,11 @@ class Metrics:
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over the steps, under any of its names; None if no step has it."""
-        values = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
-        return sum(values) if values else None
+        values = [metric_of(record, key) for record in self.train]
+        known = [float(value) for value in values if value is not None]
+        if not known:
+            return None
+        return sum(known)
 
     @property
     def tokens_per_second(self) -> dict[str, float | None]:
@@ -136,7 +148,9 @@ class Run(Metrics):
     def seed(self) -> int | None:
         """None if neither config nor summary has it."""
         seed = self.config.get("seed", self.summary.get("seed"))
-        return seed if isinstance(seed, int) else None
+        if isinstance(seed, int):
+            return seed
+        return None
 
     @property
     def status(self) -> str:
@@ -205,7 +219,9 @@ def has_type(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(has_type(item, inner[1]) for item in value.values())
     if kind is Sequence:
         return isinstance(value, list) and all(has_type(item, inner[0]) for item in value)
-    return isinstance(value, int | float if kind is float else kind)
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)
 
 
 def read_summary(files: RunFolder) -> dict[str, Any]:
@@ -226,14 +242,17 @@ def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
         return {}
     except ConfigError as error:  # it names the file and the line
         raise UserError(str(error), remedy="restore the file, or delete it to continue without it") from error
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted path and value of each leaf of nested mappings and lists of mappings."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
-            yield from flat(item, f"{path}.{key}" if path else str(key))
+            place = f"{path}.{key}" if path else str(key)
+            yield from flat(item, place)
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for i, item in enumerate(value):
             yield from flat(item, f"{path}.{i}")
@@ -256,7 +275,9 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
         else:
             matches = sorted(map(Path, glob.glob(str(place), recursive=True)))
         count = itertools.count(1)
-        runs = [run for match in matches for run in _below(match, match, count)]
+        runs: list[Path] = []
+        for match in matches:
+            runs += _below(match, match, count)
         if not runs:
             raise no_runs(Path(place), bool(matches))
         for run in runs:
@@ -278,7 +299,8 @@ def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
     for folder in listed:  # in this order: the first cell is the baseline
         if RunFolder(place / folder).has_run:
             yield place / folder
-    for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
+    children = [child for child in place.iterdir() if child.is_dir()]
+    for child in sorted(children, key=lambda child: _natural(child.name)):
         yield from _below(child, start, count)
 
 
@@ -293,15 +315,16 @@ def no_runs(place: Path, exists: bool = False) -> UserError:
     what = "give run folders, a sweep's folder, or a pattern in quotes"
     if exists:
         return UserError(f"{place} and the folders below contain no run", remedy=what)
-    if "*" in place.name:
-        folders = []
-    else:
+    folders: list[Path] = []
+    if "*" not in place.name:
         folders = _folders_beside(place)
     near = nearest(place.name, [folder.name for folder in folders])
     if near is not None:
         what = f"did you mean {str(place.parent / near)!r}?"
-    elif runs := [str(folder) for folder in sorted(folders) if _holds_runs(folder)]:
-        what = f"known: {', '.join(runs)}"
+    else:
+        runs = [str(folder) for folder in sorted(folders) if _holds_runs(folder)]
+        if runs:
+            what = f"known: {', '.join(runs)}"
     return UserError(f"{place} does not exist", remedy=what)
 
 

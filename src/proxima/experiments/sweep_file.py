@@ -93,7 +93,10 @@ class _SweepFileReader:
                 self.fail(key, f"a sweep has no field {key!r}; {suggestion(key, FIELDS)}", node)
 
     def fail(self, path: str, message: str, node: Node | None = None) -> None:
-        value, source = (None, None) if node is None else (node.shown(), node.source.text)
+        value = source = None
+        if node is not None:
+            value = node.shown()
+            source = node.source.text
         self.problems.append(Problem(path, message, value, source))
 
     def recipe(self) -> Path | None:
@@ -129,8 +132,11 @@ class _SweepFileReader:
         return tuple(whole)
 
     def jobs(self, override: int | None) -> int:
-        node = self.fields.get("jobs") if override is None else None
-        value = override if override is not None else 1 if node is None else node.value
+        node = self.fields.get("jobs")
+        value: object = 1 if node is None else node.value
+        if override is not None:
+            node = None  # the file is not at fault
+            value = override
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.fail("jobs", f"is {value!r}; must be a whole number >= 1: how many runs run at a time", node)
             return 1
@@ -149,10 +155,9 @@ class _SweepFileReader:
             for values in itertools.product(*(values for _, values in axes)):
                 grid = [(key, short[key], value) for (key, _), value in zip(axes, values, strict=True)]
                 cell = _build_cell(name, fields, common, grid, info)
-                if cell.name:
-                    pass
-                else:
-                    cell = replace(cell, name=_file_name(recipe.stem if recipe else "recipe"))
+                if not cell.name:
+                    only = recipe.stem if recipe else "recipe"
+                    cell = replace(cell, name=_file_name(only))
                 if cell.name in cells:
                     self.fail("cells", f"two cells have the name {cell.name!r}; name them under `cells`")
                 cells[cell.name] = cell
@@ -168,7 +173,8 @@ class _SweepFileReader:
 
     def layer(self, path: str, node: Node | None) -> Node:
         """Return the tree of `{train.steps: 4, engine: {dtype: …}}`."""
-        tree = Node({}, _source(self.file) if node is None else node.source)
+        source = _source(self.file) if node is None else node.source
+        tree = Node({}, source)
         entries = self.mapping(path, node, "dotted keys: {train.steps: 20}")
         for key, child in sorted(entries.items(), key=lambda pair: pair[0].count(".")):
             if self.is_valid_key(f"{path}.{key}", key, child):
@@ -176,14 +182,18 @@ class _SweepFileReader:
         return tree
 
     def is_valid_key(self, path: str, key: str, node: Node) -> bool:
+        parts = key.split(".")
+        section = parts[0]
+        sections = [info.name for info in fields_of(self.family)]
         if key in RESERVED:
-            self.fail(path, f"is set by the sweep: {RESERVED[key]}", node)
-        elif not all(key.split(".")):
-            self.fail(path, "has an empty part; write a dotted key like train.steps", node)
-        elif (section := key.partition(".")[0]) not in (sections := [info.name for info in fields_of(self.family)]):
-            self.fail(path, f"a recipe has no field {section!r}; {suggestion(section, sections)}", node)
+            problem = f"is set by the sweep: {RESERVED[key]}"
+        elif not all(parts):
+            problem = "has an empty part; write a dotted key like train.steps"
+        elif section not in sections:
+            problem = f"a recipe has no field {section!r}; {suggestion(section, sections)}"
         else:
             return True
+        self.fail(path, problem, node)
         return False
 
     def axes(self) -> list[tuple[str, list[Node]]]:
@@ -209,7 +219,9 @@ class _SweepFileReader:
 def _normalized(place: Path) -> Path:
     """Return `recipes/a.yaml` for `mine/../recipes/a.yaml`, unless they are different files because of a link."""
     plain = Path(os.path.normpath(place))
-    return plain if plain.exists() and plain.samefile(place) else place
+    if plain.exists() and plain.samefile(place):
+        return plain
+    return place
 
 
 def _source(file: Path) -> Source:
@@ -232,12 +244,11 @@ def _build_cell(
         parts.append(f"{short}={_value_name(value)}")
         tree = merge(tree, _nested(key, value), info)
     tree = merge(tree, fields, info)
-    texts = (
-        f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}"
-        for path, node in _leaves("", tree, info)
-    )
-    overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in texts)
-    return SweepCell(name=_file_name(",".join(parts)), layer=tree, overrides=overrides)
+    overrides: list[str] = []
+    for path, node in _leaves("", tree, info):
+        text = f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}"
+        overrides.append(re.sub(r"\bInfinity\b", ".inf", text))
+    return SweepCell(name=_file_name(",".join(parts)), layer=tree, overrides=tuple(overrides))
 
 
 def _leaves(path: str, node: Node, info: FieldInfo) -> Iterable[tuple[str, Node]]:
@@ -247,7 +258,8 @@ def _leaves(path: str, node: Node, info: FieldInfo) -> Iterable[tuple[str, Node]
             yield path, node
         return
     for key in sorted(node.mapping, key=lambda key: key != info.head):
-        yield from _leaves(f"{path}.{key}" if path else key, node.mapping[key], info.child(key))
+        place = f"{path}.{key}" if path else key
+        yield from _leaves(place, node.mapping[key], info.child(key))
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:
@@ -265,15 +277,19 @@ def _value_name(node: Node) -> str:
     """Return a value as it appears in a cell's name: a scalar as written, a spec as its kind and its fields."""
     if node.mapping is not None:
         head = node.mapping.get("preset") or node.mapping.get("kind")
-        rest = [f"{key}={_value_name(child)}" for key, child in node.mapping.items() if child is not head]
-        return "-".join(([_value_name(head)] if head else []) + rest) or "empty"
+        parts = [f"{key}={_value_name(child)}" for key, child in node.mapping.items() if child is not head]
+        if head:
+            parts.insert(0, _value_name(head))
+        return "-".join(parts) or "empty"
     if node.items is not None:
-        return "+".join(_value_name(child) for child in node.items) or "none"
-    return str(node.text if node.text is not None else node.value) or "empty"
+        return "+".join(map(_value_name, node.items)) or "none"
+    written = node.value if node.text is None else node.text
+    return str(written) or "empty"
 
 
 def _file_name(name: str) -> str:
     name = UNSAFE.sub("_", name)
     if len(name) <= LONGEST_NAME:
         return name
-    return f"{name[: LONGEST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
+    digest = sha256(name.encode()).hexdigest()
+    return f"{name[: LONGEST_NAME - 9]}-{digest[:8]}"
