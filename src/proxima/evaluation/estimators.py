@@ -88,17 +88,20 @@ def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tup
     """Return the votes for the right class and for each wrong one, the number of samples without a vote, and the share
     of right samples in the right class."""
     right_answers = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
-    for_right = voted = silent = 0
+    for_right = 0
+    voted = 0
+    silent = 0
     wrong: dict[Hashable, int] = {}
     for answer, right in zip(answers, correct, strict=True):
         if right or answer in right_answers:
-            for_right = for_right + 1
-            voted = voted + bool(right)
+            for_right += 1
+            voted += bool(right)
         elif answer is None:
             silent += 1
         else:
             wrong[answer] = wrong.get(answer, 0) + 1
-    return for_right, list(wrong.values()), silent, voted / for_right if for_right else 0.0
+    share = voted / for_right if for_right else 0.0
+    return for_right, list(wrong.values()), silent, share
 
 
 @lru_cache(maxsize=65536)

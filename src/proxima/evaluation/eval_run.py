@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import partial
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -160,7 +161,8 @@ def run_eval(
                 told.add(note)
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
             kept = _kept(answers, loaded, observer)
-            earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
+            completions = chain.from_iterable(group.completions for group in kept)
+            earlier[name] = sum(completion.generated for completion in completions)
             make = partial(config.runtime.rewards, compute=compute)
             with closing(rewards_by_source(questions.sources, questions.rewards, make)) as rewards:
                 rewards.start()
@@ -203,11 +205,14 @@ def _kept(answers: Answers | None, loaded: LoadedSuite, observer: EvalObserver) 
 
 def _write(outcome: EvalOutcome, tokens: Mapping[str, int], seed: int) -> None:
     """Write the result, and what may differ between two runs of one command; `tokens` are those of this one."""
-    seconds = outcome.seconds
+    rates: dict[str, float | None] = {}
+    for name, count in tokens.items():
+        seconds = outcome.seconds[name]
+        rates[name] = count / seconds if seconds else None
     may_differ = {
         **describe_environment(seed, outcome.result["model"]),
-        "seconds": seconds,
-        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+        "seconds": outcome.seconds,
+        "tokens_per_second": rates,
     }
     write_atomic(outcome.folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
     write_atomic(outcome.folder / RESULT, dumps(outcome.result, indent=2) + "\n")
@@ -234,7 +239,8 @@ def asked_in(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
 
 
 def _asked_of_suite(loaded: LoadedSuite) -> dict[str, Any]:
-    suite, questions = loaded.suite, loaded.questions
+    suite = loaded.suite
+    questions = loaded.questions
     return {
         "task": _spec_facts(suite.task, TASKS),
         "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
@@ -258,41 +264,51 @@ def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: 
     """The suite's part of result.json."""
     suite = loaded.suite
     questions = loaded.questions
-    extract = answer_extractor(loaded.suite.rewards)
-    by_source = {
-        name: eval_metrics(of_source, samples=suite.samples, ks=ks, extract=extract, seed=config.seed)
-        for name, of_source in groups_by_source(suite.sources, groups).items()
-    }
-    return {
-        **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
-        **({"sources": by_source} if by_source else {}),
+    measure = partial(
+        eval_metrics, samples=suite.samples, ks=ks, extract=answer_extractor(suite.rewards), seed=config.seed
+    )
+    facts = measure(groups)
+    by_source = groups_by_source(suite.sources, groups)
+    if by_source:
+        facts["sources"] = {name: measure(of_source) for name, of_source in by_source.items()}
+    facts |= {
         "metric": config.eval.metric,
         "sampling": asdict(questions.groups.sampling),
         "system": config.data.system,
         "template_arguments": dict(config.data.template_arguments),
-        **({"template_date": clock.date} if (clock := current_clock()) is not None and clock.read else {}),
-        "task": _spec_facts(suite.task, TASKS),
-        "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
-        "data": {
-            "source": suite.data,
-            "rows": len(questions.rows),
-            "limit": suite.limit,
-            "skipped": questions.count - len(questions.prompts),
-            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in questions.prompts]),
-        },
     }
+    clock = current_clock()
+    if clock is not None and clock.read:
+        facts["template_date"] = clock.date
+    facts["task"] = _spec_facts(suite.task, TASKS)
+    facts["rewards"] = [_spec_facts(reward, REWARDS) for reward in suite.rewards]
+    facts["data"] = {
+        "source": suite.data,
+        "rows": len(questions.rows),
+        "limit": suite.limit,
+        "skipped": questions.count - len(questions.prompts),
+        "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in questions.prompts]),
+    }
+    return facts
 
 
 def _spec_facts(spec: Any, table: Kinds) -> dict[str, Any]:
     """A spec as its kind and its fields."""
-    return {"kind": table.kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
+    facts: dict[str, Any] = {"kind": table.kind_of(spec)}
+    if is_dataclass(spec) and not isinstance(spec, type):
+        facts |= asdict(spec)
+    return facts
 
 
 def _run_facts(config: Any, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
     """The entries of result.json about model, engine and versions."""
     model = config.model
     environment = describe_environment(config.seed)
-    parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
+    versions = {name: environment[name] for name in ("proxima", "python")} | environment["packages"]
+    for parser in ("math-verify", "sympy"):
+        version = package_version(parser)
+        if version is not None:
+            versions[parser] = version
     return {
         "model": {
             "path": model.path,
@@ -306,12 +322,14 @@ def _run_facts(config: Any, loaded: LoadedModel, sha: str | None, ks: Sequence[i
         "engine": _spec_facts(config.engine, ENGINES),
         "device": str(loaded.model.device),
         "threads": torch.get_num_threads(),
-        "versions": {name: environment[name] for name in ("proxima", "python")} | environment["packages"] | parsers,
+        "versions": versions,
     }
 
 
 def model_sha(path: str, revision: str | None = None) -> str | None:
     """SHA-256 over the names and hashes of `model_files`; None if there are none."""
     files = model_files(path, revision)
+    if not files:
+        return None
     lines = "".join(f"{name} {value}\n" for name, value in files.items())
-    return sha256(lines.encode()).hexdigest() if files else None
+    return sha256(lines.encode()).hexdigest()

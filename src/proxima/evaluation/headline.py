@@ -9,7 +9,9 @@ from proxima.data.errors import nearest, suggestion
 from proxima.evaluation.intervals import PART, bound_keys
 
 Record = Mapping[str, Any]
-ACCURACY, REWARD, CUT = "accuracy", "reward/mean", "truncated_fraction"
+ACCURACY = "accuracy"
+REWARD = "reward/mean"
+CUT = "truncated_fraction"
 SHORT_NAMES = {
     "accuracy": ACCURACY,
     "acc": ACCURACY,
@@ -48,15 +50,21 @@ class Headline:
 
         if named:
             return cls(SHORT_NAMES.get(named) or next(filter(has, (named, PART + named)), named))
-        return cls(REWARD if has(REWARD) and not has(ACCURACY) else ACCURACY)
+        if has(REWARD) and not has(ACCURACY):
+            return cls(REWARD)
+        return cls(ACCURACY)
 
     @property
     def name(self) -> str:
         """`accuracy`, `reward`, `length`, `truncated`, a reward's name or another key; `reward/part/reward` for a
         reward with one of these names."""
         short = {key: name for name, key in SHORT_NAMES.items() if name not in ("acc", "score")}
+        if self.key in short:
+            return short[self.key]
         part = self.key.removeprefix(PART)
-        return short.get(self.key, self.key if part in SHORT_NAMES else part)
+        if part in SHORT_NAMES:
+            return self.key
+        return part
 
     @property
     def title(self) -> str:
@@ -72,7 +80,9 @@ class Headline:
     def score(self, record: Record) -> float | None:
         """Return the value, negated where lower is better."""
         value = self.value(record)
-        return -value if value is not None and self.lower_is_better else value
+        if value is not None and self.lower_is_better:
+            return -value
+        return value
 
     @property
     def share(self) -> bool:
@@ -105,6 +115,10 @@ def named_metric(record: Mapping[str, Any], metric: str, *, optional: Collection
     if headline.value(record) is not None or record["invalid"] == record["answers"] or metric in optional:
         return headline.key, ""
     names = [Headline(key).name for key in record if bound_keys(key)[0] in record]
-    instead = nearest(metric, names) or ("reward" if "reward" in names else None)
     problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, names)}"
-    return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
+    instead = nearest(metric, names)
+    if not instead and "reward" in names:
+        instead = "reward"
+    if instead:
+        problem = f"{problem}. Continue with --resume eval.metric={instead}"
+    return headline.key, problem

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,11 @@ class HeldOutSet:
 def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The records of the sets of `eval.sets` within the record of an evaluation, by name."""
     names = [key.removesuffix("/questions") for key in record if key.endswith("/questions")]
-    return {
-        name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
-        for name in names
-    }
+    records: dict[str, dict[str, Any]] = {}
+    for name in names:
+        prefix = f"{name}/"
+        records[name] = {key.removeprefix(prefix): value for key, value in record.items() if key.startswith(prefix)}
+    return records
 
 
 SOURCE = "source/"  # before the name of a source and that of its figure
@@ -156,22 +158,26 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     These and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have
     `episode_metrics` and `role_metrics`.
     """
-    pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]
-    shares = _shares(groups, judged) if judged else {}
-    first = next(iter(shares.values()), None)  # the accuracy itself, or mean@n, whose interval it takes
+    completions = list(chain.from_iterable(group.completions for group in groups))
+    scores = list(chain.from_iterable(group.scores for group in groups))
+    judged = [bool(score.correct) for score in scores if score.valid and score.correct is not None]
+    figures: dict[str, Any] = {ACCURACY: None, "correct": None}
+    if judged:
+        shares = _shares(groups, judged)
+        first = next(iter(shares.values()))  # the accuracy itself, or mean@n, whose interval it takes
+        figures = _flat({ACCURACY: first, **shares})
+        figures[ACCURACY] = sum(judged) / len(judged)
+        figures["correct"] = sum(judged)
     return {
-        **_flat({} if first is None else {ACCURACY: first, **shares}),
-        ACCURACY: sum(judged) / len(judged) if judged else None,
-        "correct": sum(judged) if judged else None,
+        **figures,
         "questions": len(groups),
-        "answers": len(pairs),
-        "invalid": sum(not s.valid for _, s in pairs),
+        "answers": len(completions),
+        "invalid": sum(not score.valid for score in scores),
         **dict.fromkeys((REWARD, "length/mean", CUT)),  # None without a sample that has it
         **_flat(mean_estimates(groups)),
         **role_metrics(groups),
-        "tokens/generated": sum(c.generated for c, _ in pairs),
-        **_episodes([completion for completion, _ in pairs]),
+        "tokens/generated": sum(completion.generated for completion in completions),
+        **_episodes(completions),
     }
 
 
@@ -194,4 +200,7 @@ def _episodes(completions: Sequence[Completion]) -> dict[str, float]:
 
 def _flat(intervals: Mapping[str, Interval]) -> dict[str, float]:
     """Return each value together with the bounds of its interval."""
-    return {key: value for name, interval in intervals.items() for key, value in interval.figures(name).items()}
+    figures: dict[str, float] = {}
+    for name, interval in intervals.items():
+        figures |= interval.figures(name)
+    return figures

@@ -164,7 +164,8 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) ->
     Raises: ValueError if the lengths differ, or Σ y_i is not > 0.
     Source: Cochran, Sampling Techniques (3rd ed., 1977), eq. 6.13, without the correction for a finite population.
     """
-    x, y = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    x = np.asarray(numerators, np.float64)
+    y = np.asarray(denominators, np.float64)
     require(len(x) == len(y) >= 1, "denominators", len(y), f"must be as many as the {len(x)} numerators, and not 0")
     require(bool(y.sum() > 0), "denominators", float(y.sum()), "must add up to more than 0")
     ratio = float(x.sum() / y.sum())

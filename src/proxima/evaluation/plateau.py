@@ -32,22 +32,28 @@ class Plateau:
     def reached(self, evaluations: Sequence[Record]) -> str:
         """Return the reason why the run ends after these evaluations, given in order; empty if it does not end."""
         headline = Headline.of(evaluations, self.metric)
-        best = (-math.inf, 0)
-        since = 0
+        best = -math.inf
+        best_step = 0
+        since = 0  # evaluations since the best
         for record in evaluations:
             score = headline.score(record)
-            if score is not None:
-                better = score > best[0] + self.min_delta
-                best, since = ((score, record["step"]), 0) if better else (best, since + 1)
+            if score is None:
+                continue
+            if score > best + self.min_delta:
+                best = score
+                best_step = record["step"]
+                since = 0
+            else:
+                since += 1
         if since < self.patience:
             return ""
-        if headline.lower_is_better:
-            value = abs(best[0])
-        else:
-            value = best[0]
-        by = f" by more than {self.min_delta:g}"
-        improved = f"has not improved{by if self.min_delta else ''} in {since} evaluation{'s' * (since != 1)}"
-        return f"plateau: {headline.title} {improved}, its best is {value:.4g} at step {best[1]}"
+        value = abs(best) if headline.lower_is_better else best
+        improved = "has not improved"
+        if self.min_delta:
+            improved += f" by more than {self.min_delta:g}"
+        noun = "evaluation" if since == 1 else "evaluations"
+        what = f"{headline.title} {improved} in {since} {noun}"
+        return f"plateau: {what}, its best is {value:.4g} at step {best_step}"
 
     def unknown(self, evaluation: Record) -> str:
         """Return the problem with the metric's name; empty if the record of an evaluation has the metric."""

@@ -7,6 +7,7 @@ reference answers, and builds the prompts; `run_eval` then runs the model on the
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,15 @@ def named_suite(
     Raises:
         UserError: the data or a package of a reward is missing, or several samples are drawn at temperature 0.
     """
-    settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
+    temperature = 0.0 if samples == 1 else 1.0
+    settings = {"temperature": temperature, "max_tokens": suite.max_tokens, **sampling}
     if samples > 1 and settings["temperature"] == 0:
         remedy = "greedy answers are identical; set --temperature 1, or --samples 1"
         raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
     task, place = suite.find(given, data, json_columns)
+    remedy = NAMED_COLUMNS
+    if given is None:
+        remedy = f"{suite.remedy}, or name a file: --task {suite.name}=PATH"
     return EvalSuite(
         name=suite.name,
         task=task,
@@ -100,7 +105,7 @@ def named_suite(
         samples=samples,
         limit=limit,
         data=place,
-        remedy=f"{suite.remedy}, or name a file: --task {suite.name}=PATH" if given is None else NAMED_COLUMNS,
+        remedy=remedy,
         given=given is not None,
     )
 
@@ -119,7 +124,9 @@ def recipe_suites(eval: Any, reward: Sequence[Any]) -> list[EvalSuite]:
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
     suites = [_recipe_suite(path, held_out, reward) for path, held_out in eval.all_sets.items()]
     taken = {suite.name for suite in suites[1:]}
-    return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
+    if suites[0].name in taken:
+        suites[0] = replace(suites[0], name="main")
+    return suites
 
 
 def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
@@ -165,51 +172,52 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     if config.model.max_length is None:
         model, shorter = within_servers(model, {"engine": config.engine})
         data[0][2].extend(shorter)
-    samplings = tuple(
-        dict.fromkeys(
-            sampling_of(source, suite.sampling, evaluates=True) for suite in suites for source in suite.sources
-        )
-    )
+    samplings: list[Sampling] = []  # each once
+    for suite in suites:
+        for source in suite.sources:
+            sampling = sampling_of(source, suite.sampling, evaluates=True)
+            if sampling not in samplings:
+                samplings.append(sampling)
     needs = EngineRequirements(
-        model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
+        model=model, compute_dtype=config.model.compute_dtype, samplings=tuple(samplings), publishes=True
     )  # no log-probs are read
     engine = EngineSelection(spec=config.engine, needs=needs)
     data[0][2].extend(engine.check())
-    stops = {text for sampling in samplings for text in sampling.stop}
+    stops = set(chain.from_iterable(sampling.stop for sampling in samplings))
     data[0][2].extend(config.data.template_notes(model, data[0][1], tuple(stops)))  # once, for all suites
-    loaded = []
+    loaded: list[LoadedSuite] = []
     for suite, rows, notes in data:
         questions = _questions(config, suite, rows, model)
+        played = any(source.played for source in suite.sources)
         texts = AnswerTexts(
             tokenizer=model.tokenizer,
-            prompts=() if any(source.played for source in suite.sources) else questions.prompts,
+            prompts=() if played else questions.prompts,
             stop=suite.sampling.stop,
             stop_tokens=model.stop_tokens,
         )
         notes += key_notes(suite.name, rows, model.tokenizer, config.data.template_arguments)
         notes += texts.notes(suite.rewards, suite.name)
-        loaded.append(
-            LoadedSuite(suite=suite, questions=questions, engine=engine, notes=tuple(notes), images=model.images)
-        )
+        entry = LoadedSuite(suite=suite, questions=questions, engine=engine, notes=tuple(notes), images=model.images)
+        loaded.append(entry)
     warned = clock_notes(current_clock(), config.data.template_date)
     loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
-    played = played_prompts(
+    by_path = played_prompts(
         {entry.suite.path: entry.suite.sources for entry in loaded},
         {entry.suite.path: entry.questions.prompts for entry in loaded},
     )
-    if not played:
+    if not by_path:
         return loaded
-    tasks = {path: source.play for path, (source, _) in played.items()}
-    prompts = {path: asked for path, (_, asked) in played.items()}
-    own = {path: settings_of(source, config.episode) for path, (source, _) in played.items() if source.episode}
+    tasks = {path: source.play for path, (source, _) in by_path.items()}
+    prompts = {path: asked for path, (_, asked) in by_path.items()}
+    own = {path: settings_of(source, config.episode) for path, (source, _) in by_path.items() if source.episode}
     warned = []
 
     worlds = make_worlds(tasks, prompts, model, replace(Play.of(config), own=own), warned)
-    loaded = [
-        replace(entry, questions=replace(entry.questions, worlds=worlds_of(entry.suite.sources, worlds)))
-        for entry in loaded
-    ]
-    return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
+    for i, entry in enumerate(loaded):
+        of_suite = worlds_of(entry.suite.sources, worlds)
+        loaded[i] = replace(entry, questions=replace(entry.questions, worlds=of_suite))
+    loaded[0] = replace(loaded[0], notes=(*loaded[0].notes, *warned))
+    return loaded
 
 
 def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:

@@ -7,6 +7,7 @@ suite, `--data FOLDER`, `data/<suite>` (written by `proxima data prepare`), the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,11 @@ class Suite:
         except (OSError, UserError):
             present = ("question", "answer")
         question = "question" if "question" in present else self.question
+        answer = "answer" if "answer" in present else self.answer
         return replace(
             task,
             question=f"{{{question}}}{self.template}",
-            answer="answer" if "answer" in present else self.answer,
+            answer=answer,
             metadata=tuple(name for name in METADATA if name in present),
         )
 
@@ -107,7 +109,8 @@ class Suite:
             return task, str(given)
         if data is not None:
             for place in (data / self.name, data):
-                if place.exists() and (task := self.at(place)) is not None:
+                task = self.at(place) if place.exists() else None
+                if task is not None:
                     return task, str(place)
             raise UserError(f"--data {data} has no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
         place = Path("data") / self.name
@@ -150,12 +153,16 @@ def parse_tasks(texts: Sequence[str]) -> dict[str, Path | None]:
     """Parse `gsm8k,aime24` and `math500=PATH` (repeated, or with commas) into suite → its path; UserError for an
     unknown or repeated suite, and for an empty name or path."""
     paths: dict[str, Path | None] = {}
-    for word in (part.strip() for text in texts for part in text.split(",")):
-        name, equals, path = word.partition("=")
-        name = suite(name.strip()).name if name.strip() else ""
+    for word in chain.from_iterable(text.split(",") for text in texts):
+        name, equals, path = word.strip().partition("=")
+        name = name.strip()
+        if name:
+            name = suite(name).name
         if not name or (equals and not path.strip()):
             raise UserError(f"task={','.join(texts)!r} must name evaluation sets: gsm8k,aime24 or gsm8k=PATH")
         if name in paths:
             raise UserError(f"task={','.join(texts)!r} names {name} twice; keep one")
-        paths[name] = Path(path.strip()).expanduser() if equals else None
+        paths[name] = None
+        if equals:
+            paths[name] = Path(path.strip()).expanduser()
     return paths

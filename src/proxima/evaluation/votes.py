@@ -29,7 +29,9 @@ LONGEST = 200  # characters of an answer that is normalized as mathematics
 
 def _number(reward: Any, text: str, own: str) -> str | None:
     number = last_number(own)
-    return None if number is None else str(number)
+    if number is None:
+        return None
+    return str(number)
 
 
 def _gsm8k(reward: "Gsm8kReward", text: str, own: str) -> str | None:
@@ -37,7 +39,9 @@ def _gsm8k(reward: "Gsm8kReward", text: str, own: str) -> str | None:
     if marker:
         number = final_number(answer)
         return None if number is None else str(number)
-    return None if reward.strict else _number(reward, text, own)
+    if reward.strict:
+        return None
+    return _number(reward, text, own)
 
 
 def _math(reward: Any, text: str, own: str) -> str | None:
@@ -61,6 +65,13 @@ def _exact(reward: Exact, text: str, own: str) -> str | None:
     return answer
 
 
+def _tagged(reward: Any, text: str, own: str) -> str | None:
+    """The last text between the reward's tags; without a tag, all that the policy wrote."""
+    if reward.tag is None:
+        return _filled(own)
+    return _filled(last_tagged(text, reward.tag))
+
+
 def _filled(text: str | None) -> str | None:
     """The stripped text; None if nothing is left."""
     return (text or "").strip() or None
@@ -75,7 +86,7 @@ class AnswerExtractor(Protocol):
 
 # kind of reward → function of the reward, the text, and the part of it that the policy itself wrote
 ANSWER_EXTRACTORS: dict[str, Callable[[Any, str, str], str | None]] = {
-    "accuracy_1_5_2": lambda reward, text, own: _filled(own if reward.tag is None else last_tagged(text, reward.tag)),
+    "accuracy_1_5_2": _tagged,
     "boxed": lambda reward, text, own: _filled(last_boxed(text)),
     "exact": _exact,
     "gsm8k": _gsm8k,
@@ -136,6 +147,9 @@ def canonical(answer: str | None) -> Hashable | None:
         bare = bare[1:-1]
     bare = _FRAC.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", bare)
     exact = as_fraction(bare)
-    if exact is None and (number := as_number(bare)) is not None:
-        exact = Fraction(number)
-    return bare if exact is None else exact
+    if exact is not None:
+        return exact
+    number = as_number(bare)
+    if number is not None:
+        return Fraction(number)
+    return bare

@@ -110,8 +110,11 @@ def read_algorithm(folder: Path, *, import_code: bool) -> AlgorithmConfig:
 
 def measurable(surrogate: Any) -> Cppo | None:
     """`surrogate` if it has thresholds that follow from the log-probs of the sampled tokens alone, else None."""
-    follows = isinstance(surrogate, Cppo) and surrogate.divergence == "binary_tv" and surrogate.delta < math.inf
-    return surrogate if follows else None
+    if not isinstance(surrogate, Cppo):
+        return None
+    if surrogate.divergence != "binary_tv" or surrogate.delta == math.inf:
+        return None
+    return surrogate
 
 
 @dataclass(frozen=True, kw_only=True)

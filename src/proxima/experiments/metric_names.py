@@ -89,6 +89,8 @@ def canonical_metric(name: str) -> str:
         return METRIC_ALIASES[name]
     if name.startswith(BARE):
         name = f"mismatch/{name}"
-    prefix = next((prefix for prefix in MISMATCH_PREFIXES if name.startswith(prefix)), None)
-    name = name if prefix is None else "mismatch/" + name.removeprefix(prefix)
+    for prefix in MISMATCH_PREFIXES:
+        if name.startswith(prefix):
+            name = f"mismatch/{name.removeprefix(prefix)}"
+            break
     return METRIC_ALIASES.get(name, name)

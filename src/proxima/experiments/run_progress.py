@@ -90,7 +90,10 @@ class RunProgress:
     def reward(self) -> float | None:
         """The mean reward of the last step."""
         train = self.metrics.train
-        return train[-1].get("reward/mean") if train else None
+        if not train:
+            return None
+        value: float | None = train[-1].get("reward/mean")
+        return value
 
     @property
     def evaluated(self) -> Points:

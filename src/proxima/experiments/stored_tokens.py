@@ -54,12 +54,15 @@ class LossSpecs:
         try:
             corrections = algorithm.get("correction") or ()
             updates = int(train.get("updates_per_step") or 1) * int(train.get("epochs_per_step") or 1)
+            chain = None
+            if algorithm.get("chain") is not None:
+                chain = VersionChain(**algorithm["chain"])
             return cls(
                 surrogate=_made(SURROGATES, algorithm["surrogate"]),
                 corrections=tuple(_made(CORRECTIONS, spec) for spec in corrections),
                 proximal=str(algorithm.get("proximal") or "behavior"),
                 next_missing=str(algorithm.get("next_missing") or "decoupled"),
-                chain=None if algorithm.get("chain") is None else VersionChain(**algorithm["chain"]),
+                chain=chain,
                 first_forward=updates == 1 and algorithm.get("reward_kl") is None,
             )
         except KeyError as error:
@@ -76,9 +79,9 @@ class LossSpecs:
 
     def reads_proximal(self) -> bool:
         assert self.surrogate is not None
-        return _band_reads_proximal(self.surrogate) or any(
-            "proximal_log_prob" in spec.needs for spec in self.corrections
-        )
+        if _band_reads_proximal(self.surrogate):
+            return True
+        return any("proximal_log_prob" in spec.needs for spec in self.corrections)
 
 
 def _band_reads_proximal(surrogate: Surrogate) -> bool:
@@ -179,12 +182,12 @@ class StoredTokens:
             return f"the proximal log-prob was recomputed and is not stored; {RECOMPUTE}"
         surrogate = self.specs.surrogate
         assert surrogate is not None
+        read = set(surrogate.needs - TOP_K_NEEDS - {"advantage", "proximal_log_prob"})
         if "top_k" in surrogate.needs:
-            read = {"top_k_divergence"}
-        else:
-            read = set()
-        read |= {"selected"} if surrogate.whole_batch else set()
-        for name in sorted(surrogate.needs - TOP_K_NEEDS - {"advantage", "proximal_log_prob"} | read):
+            read.add("top_k_divergence")
+        if surrogate.whole_batch:
+            read.add("selected")
+        for name in sorted(read):
             if self._column(name) is None:
                 return f"the surrogate reads {name}, which this run did not store"
         return ""

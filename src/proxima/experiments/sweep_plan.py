@@ -90,7 +90,8 @@ def plan_runs(sweep: Sweep, *, import_code: bool = True) -> list[PlannedRun]:
             problems = error.problems
         else:
             runs.append(run)
-            if not problems and (conflict := folder_conflict(run)):
+            conflict = None if problems else folder_conflict(run)
+            if conflict is not None:
                 conflicts.append(conflict)
         for problem in problems:
             cells_of.setdefault(problem, {})[cell.name] = None
@@ -114,8 +115,9 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
     config_now = settled_as(run.resolved.config, before)
     for path, was, wanted in differences(flat_values(before), flat_values(config_now), Purpose.RERUN):
-        shown = ["absent" if value is ABSENT else in_one_line(value) for value in (was, wanted)]
-        message = f"holds a run of another config: {path} is {shown[0]} there and {shown[1]} here"
+        there = "absent" if was is ABSENT else in_one_line(was)
+        here = "absent" if wanted is ABSENT else in_one_line(wanted)
+        message = f"holds a run of another config: {path} is {there} there and {here} here"
         return Problem(where, f"{message}; put it back, {remedy}")
     return None
 

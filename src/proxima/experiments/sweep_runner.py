@@ -211,7 +211,8 @@ class _SweepLoop:
         elif code == USER_ERROR and is_held(progress.run.folder / ".lock"):  # by another process, after our check
             return self.follow(progress)
         else:
-            progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
+            progress.state = RunState.FAILED
+            progress.error = _reason(progress.run, code, job.offset)
         self.changed(progress, records)
         warnings = read_summary(RunFolder(progress.run.folder)).get("warnings")
         if warnings:
@@ -226,7 +227,12 @@ class _SweepLoop:
         """Handle the end of a run of another process, or of this sweep before that run: read its state from its folder,
         and run it here if it is not finished."""
         after = read_progress(progress.run)
-        progress.state, progress.error = (RunState.WAITING, None) if running else (after.state, after.error)
+        if running:
+            progress.state = RunState.WAITING
+            progress.error = None
+        else:
+            progress.state = after.state
+            progress.error = after.error
         if progress.state is RunState.WAITING and not self.interrupts:
             waiting.insert(0, progress)
 

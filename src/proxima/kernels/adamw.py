@@ -49,4 +49,6 @@ def _table(weights: Sequence[Slots]) -> Tensor:
 @cache
 def adamw_kernels() -> AdamWKernels | None:
     """The kernels; None if the machine has none."""
-    return None if unavailable() else AdamWKernels()
+    if unavailable():
+        return None
+    return AdamWKernels()

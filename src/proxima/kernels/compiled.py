@@ -88,7 +88,9 @@ def kernels_in_words() -> str:
     reason = unavailable(PRODUCTS)
     if reason is not None:
         return f"{made}, for training alone ({reason})"
-    return f"{made}{' with AMX' if has_tiles() else ''}"
+    if has_tiles():
+        return f"{made} with AMX"
+    return made
 
 
 @cache
@@ -189,7 +191,9 @@ def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callab
 @cache
 def has_tiles() -> bool:
     """Return True if this process may use the tiles of AMX; asks Linux for permission."""
-    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    arch_prctl = 158
+    request_permission = 0x1023
+    tile_data = 18
     return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
 
 

@@ -17,7 +17,8 @@ ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfpppppppfnnn", "swiglu": "ppnn"}
 COLUMNS = 32  # the kernel reads a row by so many logits
 Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Rows = tuple[Tensor, Tensor | None]  # a weight [o, in], and the order [o] int64 of its rows; None: unchanged
-SIDE, DEPTH = 16, 32  # outputs per tile, inputs per product
+SIDE = 16  # outputs per tile
+DEPTH = 32  # inputs per product
 
 
 class StepKernels:
@@ -114,7 +115,8 @@ class TileLinear:
         """Pack parts [o, in], one below the other, each in its order of rows, as [out / 32, in / 32, 2, 16, 16, 2]: two
         tiles of 16 outputs at a time, inputs in pairs. Written to `out` if given."""
         if any(len(weight) % (2 * SIDE) for weight, _ in parts):
-            parts = [(torch.cat([weight if order is None else weight[order] for weight, order in parts]), None)]
+            in_order = [weight if order is None else weight[order] for weight, order in parts]
+            parts = [(torch.cat(in_order), None)]
         height = sum(len(weight) for weight, _ in parts)
         width = parts[0][0].shape[1]
         if out is None:

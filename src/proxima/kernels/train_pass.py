@@ -12,10 +12,12 @@ from torch import Tensor
 from proxima.kernels.compiled import functions, has_tiles, library, unavailable
 
 HERE = Path(__file__).parent
-LANES, HEAD = 16, 32  # widths are multiples of the one, head dimensions of the other
+LANES = 16  # widths are multiples of it
+HEAD = 32  # head dimensions are
 PARTS = 16  # parts in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD = -1  # of malloc.h
+M_MMAP_THRESHOLD = -3
 MAPPED = 1 << 27
 TRIMMED = (1 << 31) - 1
 LAYER = {
@@ -87,7 +89,8 @@ class TrainKernels:
 
     def swiglu_backward(self, gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient [n, 2 F], and the result of `swiglu`, recomputed."""
-        grad_gate_up, out = torch.empty_like(gate_up), torch.empty_like(grad)
+        grad_gate_up = torch.empty_like(gate_up)
+        out = torch.empty_like(grad)
         self._calls["swiglu_backward"](gate_up, grad, grad_gate_up, out, *grad.shape)
         return grad_gate_up, out
 
@@ -107,11 +110,11 @@ class TrainKernels:
 
     def transposed(self, x: Tensor, exact: Tensor | None = None) -> Tensor:
         """[w, n] of [n, w]; if given, in `exact`, which is float32."""
-        if exact is None:
-            out = torch.empty(*x.shape[::-1], dtype=BF16)
-        else:
-            out = exact
-        self._calls["transposed"](x, out if exact is None else None, exact, *x.shape)
+        if exact is not None:
+            self._calls["transposed"](x, None, exact, *x.shape)
+            return exact
+        out = torch.empty(*x.shape[::-1], dtype=BF16)
+        self._calls["transposed"](x, out, None, *x.shape)
         return out
 
     def attention(self, qkv: Tensor, turns: Turns, segments: PackedSegments) -> tuple[Tensor, Tensor]:
@@ -129,7 +132,8 @@ class TrainKernels:
         self, qkv: Tensor, turns: Turns, segments: PackedSegments, out: Tensor, log_sum: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """The gradients of qkv, and of the norms of queries and keys, [2, D] float32."""
-        heads, kv_heads = segments.heads, segments.kv_heads
+        heads = segments.heads
+        kv_heads = segments.kv_heads
         grad_qkv = torch.empty_like(qkv)
         norms = None
         if turns.query_norm is not None:
@@ -138,7 +142,9 @@ class TrainKernels:
         sizes = (segments.scale, len(segments.parents), heads, kv_heads)
         results = (out, log_sum, grad, grad_qkv, norms)
         self._calls["attention_backward"](qkv, *turns, segments.edges, segments.parents, *results, *sizes)
-        return grad_qkv, None if norms is None else norms.sum(0)
+        if norms is None:
+            return grad_qkv, None
+        return grad_qkv, norms.sum(0)
 
 
 @cache

@@ -91,8 +91,10 @@ def make_batch(
         top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
         columns[name] = torch.where(top_k == token[:, None], source[:, None], top)
     for name, values in columns.items():
-        valid = sampled if values.dim() == 1 else sampled[:, None]
-        fields[name] = torch.where(valid, values, torch.nan) if garbage else values
+        if garbage:
+            valid = sampled if values.dim() == 1 else sampled[:, None]
+            values = torch.where(valid, values, torch.nan)
+        fields[name] = values
     batch = PolicyBatch(
         loss_mask=loss_mask,
         sampled=sampled,
@@ -139,29 +141,36 @@ def copied(case: BatchCase) -> BatchCase:
 @cache
 def drawn_cases() -> tuple[BatchCase, ...]:
     """The cases that `batch_cases` copies."""
-    cases = []
+    cases: list[BatchCase] = []
+    aggregates = tuple(AGGREGATES)
     for (size, lengths), (repeat, spread) in product(enumerate(LENGTHS), enumerate(SPREADS)):
         key = mix(size, repeat)
+        out_of_loss = 0.0
+        if repeat > 0:
+            out_of_loss = (0.0, 0.3, 1.0)[key % 3]
         batch = make_batch(
             list(lengths),
             seed=key % 2**31,
             spread=spread,
-            out_of_loss=(0.0, 0.3, 1.0)[key % 3] if repeat else 0.0,
+            out_of_loss=out_of_loss,
             not_sampled=0.2 * (repeat % 2),
             proximal=CENTRES[repeat % len(CENTRES)],
         )
-        cases.append(BatchCase(batch, key, (tuple(AGGREGATES)[(size + repeat) % len(AGGREGATES)],)))
+        aggregate = aggregates[(size + repeat) % len(aggregates)]
+        cases.append(BatchCase(batch, key, (aggregate,)))
     return tuple(cases)
 
 
 def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:
     """The case without one of its sequences, or without one of its tokens."""
     b = case.batch
-    for sequence in range(b.sequences if b.sequences > 1 else 0):
-        rest = b.take([i for i in range(b.sequences) if i != sequence])
-        yield replace(case, batch=with_new_leaf(rest))
-    for token in range(len(b) if len(b) > 1 else 0):
-        yield replace(case, batch=without_token(b, token))
+    if b.sequences > 1:
+        for sequence in range(b.sequences):
+            rest = b.take([i for i in range(b.sequences) if i != sequence])
+            yield replace(case, batch=with_new_leaf(rest))
+    if len(b) > 1:
+        for token in range(len(b)):
+            yield replace(case, batch=without_token(b, token))
 
 
 def without_token(b: PolicyBatch, token: int) -> PolicyBatch:
@@ -177,8 +186,10 @@ def show_batch(case: BatchCase) -> str:
     b = case.batch
 
     def numbers(values: Tensor) -> str:
-        shown = ", ".join(f"{value:.4g}" for value in values.detach().tolist()[:8])
-        return f"[{shown}, …]" if len(values) > 8 else f"[{shown}]"
+        shown = [f"{value:.4g}" for value in values.detach().tolist()[:8]]
+        if len(values) > 8:
+            shown.append("…")
+        return f"[{', '.join(shown)}]"
 
     parts = [f"lengths {b.lengths.tolist()}"]
     for name in ("log_prob", "proximal_log_prob", "behavior_log_prob", "advantage"):

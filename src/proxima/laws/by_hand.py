@@ -40,7 +40,9 @@ def as_tensor(value: Any) -> Tensor:
 def _floats(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_floats(item) for item in value]
-    return float("nan") if value is None else float(value)
+    if value is None:
+        return float("nan")
+    return float(value)
 
 
 def numbers_by_hand(
@@ -67,7 +69,8 @@ def numbers_by_hand(
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
-    steps = STEPS if steps is None else steps
+    if steps is None:
+        steps = STEPS
     slot = next((slot for slot in steps if slot in specs), None)
     if slot is None:
         numbers = _of_loss(specs, tensors)
@@ -167,10 +170,13 @@ def _selection(spec: Any, inputs: Numbers) -> Numbers:
     """The completions that are kept, and `prompts_factor` for the size of the largest group."""
     outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
     advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
-    size = int(outcomes.group.unique(return_counts=True)[1].max())
-    numbers = {"keep": select([spec], outcomes, advantage)[0].double()}
-    numbers["prompts_factor"] = as_tensor(spec.prompts_factor(size))
-    return numbers | ({"keeps_size": as_tensor(spec.keeps_size(size))} if hasattr(spec, "keeps_size") else {})
+    _, sizes = outcomes.group.unique(return_counts=True)
+    size = int(sizes.max())
+    keep, _ = select([spec], outcomes, advantage)
+    numbers = {"keep": keep.double(), "prompts_factor": as_tensor(spec.prompts_factor(size))}
+    if hasattr(spec, "keeps_size"):
+        numbers["keeps_size"] = as_tensor(spec.keeps_size(size))
+    return numbers
 
 
 def gradients(value: Tensor, leaves: Numbers) -> Numbers:
@@ -211,8 +217,11 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
     """The leaves of a nested mapping by path, such as `loss`, `metrics.actor/ppo_kl`; a list is one leaf."""
     if not isinstance(value, dict):
         return {path: value}
-    nested = [leaves(child, f"{path}.{key}" if path else key) for key, child in value.items()]
-    return {name: leaf for inner in nested for name, leaf in inner.items()}
+    out: dict[str, Any] = {}
+    for key, child in value.items():
+        place = f"{path}.{key}" if path else key
+        out |= leaves(child, place)
+    return out
 
 
 def require_example(slot: str, spec: Any, example: Mapping[str, Any]) -> None:

@@ -85,8 +85,11 @@ def tiny_model() -> LoadedModel:
 def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
     """Requests for prompts of different lengths, `samples` each."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    tokens = [(np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1 for uid in range(prompts)]
-    return [r for uid in range(prompts) for r in requests_of(uid, tokens[uid], samples, 7, chosen)]
+    wanted: list[Request] = []
+    for uid in range(prompts):
+        tokens = (np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1
+        wanted += requests_of(uid, tokens, samples, 7, chosen)
+    return wanted
 
 
 def requests_of(uid: int, tokens: Sequence[int] | Ints, samples: int, seed: int, sampling: Sampling) -> list[Request]:
@@ -99,7 +102,8 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
     """All completions, in the order of the requests."""
     answered = {completion.key: completion async for completion in engine.generate(wanted)}
     keys = [request.key for request in wanted]
-    missing, other = sorted(set(keys) - set(answered)), sorted(set(answered) - set(keys))
+    missing = sorted(set(keys) - set(answered))
+    other = sorted(set(answered) - set(keys))
     counts = f"{len(answered)} completions for {len(keys)} requests"
     which = f"missing {missing[:1]}, not requested {other[:1]} (prompt, sample, turn)"
     require_that(not missing and not other, f"{counts}: {which}")
@@ -135,10 +139,9 @@ def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
 
 def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
     """The mean absolute difference over the tokens, nats; infinite if it is not finite."""
-    if len(actual):
-        off = float(np.abs(actual - expected).mean())
-    else:
-        off = 0.0
+    if not len(actual):
+        return 0.0
+    off = float(np.abs(actual - expected).mean())
     return off if np.isfinite(off) else np.inf
 
 

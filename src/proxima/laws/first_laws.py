@@ -57,9 +57,12 @@ def require_finite(values: Tensor, b: PolicyBatch, spec: Any, what: str) -> None
     bad = (~values.detach().isfinite()).nonzero().flatten().tolist()
     if not bad:
         return
-    outside = "" if bool(b.loss_mask[bad[0]]) else ", outside the loss mask"
-    value = float(values.detach()[bad[0]])
-    raise Violation(f"{what} of token {bad[0]} is {value:g}, with {values_at(b, spec, bad[0])}{outside}")
+    token = bad[0]
+    value = float(values.detach()[token])
+    text = f"{what} of token {token} is {value:g}, with {values_at(b, spec, token)}"
+    if not bool(b.loss_mask[token]):
+        text = f"{text}, outside the loss mask"
+    raise Violation(text)
 
 
 def values_at(b: PolicyBatch, spec: Any, token: int) -> str:
@@ -135,8 +138,10 @@ def needs_are_read(spec: Any, outcome: Outcome) -> None:
 
 def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
     """The batch with other values in a field: floats of other tokens, or other ids."""
-    value = getattr(b, name).flip(0)
-    return replace(b, **{name: value if value.is_floating_point() else value + 1})
+    value: Tensor = getattr(b, name).flip(0)
+    if not value.is_floating_point():
+        value = value + 1
+    return replace(b, **{name: value})
 
 
 def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
@@ -182,7 +187,8 @@ def needs_laws(run: Run, outcome: Outcome, consequence: str = "a run fails late"
     """The laws of `require_needs` and `needs_are_read`."""
     check = lambda spec, case: require_needs(spec, with_entropy_leaf(case.batch), run, outcome)  # noqa: E731
     exactly = "declare in `needs` what the call reads, and nothing else"
-    waste, unused = "a run computes a tensor that nobody reads", "remove from `needs` what the call does not use"
+    waste = "a run computes a tensor that nobody reads"
+    unused = "remove from `needs` what the call does not use"
     return (
         Law("needs", consequence, check, *BATCHES, cure=exactly),
         Law("needs_are_read", waste, lambda spec, _: needs_are_read(spec, outcome), cure=unused),

@@ -70,12 +70,14 @@ def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
     raised: dict[str, str] = {}
     for index, law in enumerate(laws):
         result = check_law(law, spec)
-        text = result.detail.partition("; counterexample: ")[0]
+        text, _, _ = result.detail.partition("; counterexample: ")
+        earlier = law.name
         if text.startswith("raised "):
             earlier = raised.setdefault(text, law.name)
+        if earlier == law.name:
+            yield result
         else:
-            earlier = law.name
-        yield result if earlier == law.name else LawResult(law, result.status, f"as {earlier}")
+            yield LawResult(law, result.status, f"as {earlier}")
         if result.fails_all:
             rest = laws[index + 1 :]
             if rest:
@@ -102,7 +104,9 @@ def check_law(law: Law, spec: Any) -> LawResult:
         return LawResult(law, "passed")
     case, text = smallest(law, spec, *broken)
     shown = law.show(case)
-    return LawResult(law, "FAILED", f"{text}{f'; counterexample: {shown}' if shown else ''}")
+    if shown:
+        text = f"{text}; counterexample: {shown}"
+    return LawResult(law, "FAILED", text)
 
 
 def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
@@ -117,7 +121,11 @@ def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
 
 def first_violation(law: Law, spec: Any, cases: Iterable[Any]) -> tuple[Any, str] | None:
     """The first case that breaks the law, with the violation."""
-    return next(((case, text) for case in cases if (text := violation(law, spec, case)) is not None), None)
+    for case in cases:
+        text = violation(law, spec, case)
+        if text is not None:
+            return case, text
+    return None
 
 
 def violation(law: Law, spec: Any, case: Any) -> str | None:
@@ -135,11 +143,11 @@ def described(error: Exception) -> str:
     """`raised KeyError: 'x' (lab.py:12)`, with the innermost line outside proxima and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
-    if outside:
-        where = f" ({Path(outside[-1].filename).name}:{outside[-1].lineno})"
-    else:
-        where = ""
-    return f"raised {type(error).__name__}: {' '.join(str(error).split())}{where}"
+    text = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+    if not outside:
+        return text
+    innermost = outside[-1]
+    return f"{text} ({Path(innermost.filename).name}:{innermost.lineno})"
 
 
 def _is_ours(file: str) -> bool:
@@ -172,12 +180,15 @@ def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-
     """Raise `Violation` naming the element that is farthest off, unless both tensors agree; NaN agrees with NaN,
     because other laws check for NaN."""
     require_that(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
-    actual, expected = actual.detach().double(), expected.detach().double()
+    actual = actual.detach().double()
+    expected = expected.detach().double()
     off = (actual - expected).abs() - (atol + rtol * expected.abs())
     same = (actual == expected) | (actual.isnan() & expected.isnan())
     off = torch.where(same, -torch.inf, off.nan_to_num(nan=torch.inf))
     if off.numel() and float(off.max()) > 0:
         at = int(off.flatten().argmax())
-        where = f" at {at}" if off.dim() else ""
-        measured, correct = (float(x.flatten()[at]) for x in (actual, expected))
-        raise Violation(f"{what}{where}: {measured:.9g}, expected {correct:.9g}")
+        if off.dim():
+            what = f"{what} at {at}"
+        measured = float(actual.flatten()[at])
+        correct = float(expected.flatten()[at])
+        raise Violation(f"{what}: {measured:.9g}, expected {correct:.9g}")

@@ -169,7 +169,8 @@ def token_advantage_order(spec: Any, case: tuple[list[int], int]) -> None:
     order = torch.tensor(permutation(len(lengths), key)).long()
     assert rewards.group is not None
     starts = rewards.cu_seqlens.tolist()
-    places = torch.tensor([starts[i] + at for i in order.tolist() for at in range(lengths[i])]).long()
+    parts = [torch.arange(starts[i], starts[i] + lengths[i]) for i in order.tolist()]
+    places = torch.cat([torch.arange(0), *parts])
     columns = {name: getattr(rewards, name)[places] for name in OF_TOKENS}
     edges = torch.tensor([0, *accumulate(lengths[i] for i in order.tolist())])
     shuffled = TokenRewards(**columns, cu_seqlens=edges, group=rewards.group[order])

@@ -142,7 +142,9 @@ def _alone(spec: Any) -> str | None:
 
 
 def _fewer_texts(texts: Texts) -> Iterator[Texts]:
-    for i in range(len(texts) if len(texts) > 1 else 0):
+    if len(texts) < 2:
+        return
+    for i in range(len(texts)):
         yield texts[:i] + texts[i + 1 :]
 
 

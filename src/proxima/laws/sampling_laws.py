@@ -1,6 +1,7 @@
 """Laws of an engine's draws: its log-probs are those of the trainer's forward pass, its tokens are drawn from them, and
 a completion ends where it should."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -54,12 +55,16 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
             where = f"{prompt_name(c.prompt_uid)}, temperature {value:g}"
             _compare(case, c, names[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
         reported = np.concatenate([getattr(c, f"{names[-1]}_log_prob") for c, _ in answers])
-        right, plain = (
-            mean_off(reported, np.concatenate([chosen_of(log_softmax(logits, t), c.tokens) for c, logits in answers]))
-            for t in (value, 1.0)
-        )
+        right = mean_off(reported, _of_tokens(answers, value))
+        plain = mean_off(reported, _of_tokens(answers, 1.0))
         text = f"temperature {value:g}: log-probs are {right:.3g} nats off softmax(logits / T)"
         require_that(right < plain, f"{text}, {plain:.3g} off softmax(logits)")
+
+
+def _of_tokens(answers: Iterable[tuple[Completion, np.ndarray]], temperature: float) -> np.ndarray:
+    """The log-probs of all tokens at a temperature, given the completions with their logits."""
+    parts = [chosen_of(log_softmax(logits, temperature), c.tokens) for c, logits in answers]
+    return np.concatenate(parts)
 
 
 async def truncation(case: EngineUnderTest, engine: Engine) -> None:
@@ -116,9 +121,9 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
         tokens = np.array([c.tokens[0] for c in drawn])
         reported = np.array([c.sampled_log_prob[0] for c in drawn], np.float64)
         first = len(drawn) // 3
-        log_probs = {
-            int(token): float(reported[:first][tokens[:first] == token].mean()) for token in np.unique(tokens[:first])
-        }
+        log_probs: dict[int, float] = {}
+        for token in np.unique(tokens[:first]):
+            log_probs[int(token)] = float(reported[:first][tokens[:first] == token].mean())
         statistic, freedom = chi_squared(log_probs, tokens[first:])
         chance = tail_of_chi_squared(statistic, freedom)
         text = f"chi-squared {statistic:.1f} with {freedom} degrees of freedom, chance {chance:.1g}"
@@ -139,7 +144,8 @@ def chi_squared(log_probs: dict[int, float], tokens: np.ndarray) -> tuple[float,
         bins[rarest] += max(rest, 0.0)
         counts[rarest] += int((~np.isin(tokens, list(bins))).sum())
     else:
-        bins[-1], counts[-1] = rest, int((~np.isin(tokens, list(bins))).sum())
+        bins[-1] = rest
+        counts[-1] = int((~np.isin(tokens, list(bins))).sum())
     terms = [(counts[token] - len(tokens) * p) ** 2 / (len(tokens) * p) for token, p in bins.items()]
     return float(sum(terms)), len(bins) - 1
 
@@ -268,7 +274,10 @@ def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.nd
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
     reported = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
-    return needs_model(case) or (None if reported else "the engine does not report the log-probs that it samples with")
+    reason = needs_model(case)
+    if reason is None and not reported:
+        reason = "the engine does not report the log-probs that it samples with"
+    return reason
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:

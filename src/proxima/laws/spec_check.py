@@ -3,6 +3,7 @@ servers among them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from proxima.config.describe import class_at, fields_of, table_of
@@ -83,7 +84,8 @@ def check_kind(slot: str | None, kind: str, fields: Sequence[str], model: str | 
 
 def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
     """Check every law of the slot on a spec of `core` and its `test_fields`, and its examples."""
-    yield (declaration := check_law(DECLARATION, (slot, spec)))
+    declaration = check_law(DECLARATION, (slot, spec))
+    yield declaration
     if declaration.fails_all:
         yield not_tried((), DECLARATION)
         return
@@ -133,7 +135,8 @@ def exempt_of(spec: Any) -> frozenset[str]:
 
 
 def _check_containers(spec: Any) -> None:
-    fields, examples = spec.test_fields, spec.examples
+    fields = spec.test_fields
+    examples = spec.examples
     named = isinstance(fields, Mapping) and all(isinstance(values, Mapping) for values in fields.values())
     require_that(named, f"test_fields={fields!r} must map names to fields, as {{'wide': {{'epsilon': 0.4}}}} does")
     listed = isinstance(examples, Sequence) and not isinstance(examples, str)
@@ -157,10 +160,11 @@ def slot_of_kind(kind: str) -> str:
             return slots[0]
         if slots:
             raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
-        kinds = [name for table in tables.values() for name in table]
-        near = nearest(kind, kinds)
+        near = nearest(kind, list(chain.from_iterable(tables.values())))
         remedy = "give a kind of `proxima list`, package.module:Class, or a run folder"
-        raise UserError(f"{kind!r} is neither a kind nor a run", remedy=f"did you mean {near!r}?" if near else remedy)
+        if near:
+            remedy = f"did you mean {near!r}?"
+        raise UserError(f"{kind!r} is neither a kind nor a run", remedy=remedy)
     try:
         cls = class_at(kind)
     except Exception as error:  # importing runs arbitrary code

@@ -47,9 +47,8 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
     require_that(token.keep.dtype == torch.bool, f"keep is {token.keep.dtype}, expected torch.bool")
     require_that(not bool((token.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
     require_that(token.unit in ("token", "sequence"), f"unit is {token.unit!r}, expected token or sequence")
-    plain = [
-        f"{name} is a {type(metric).__name__}" for name, metric in token.metrics.items() if not is_dataclass(metric)
-    ]
+    wrong = {name: metric for name, metric in token.metrics.items() if not is_dataclass(metric)}
+    plain = [f"{name} is a {type(metric).__name__}" for name, metric in wrong.items()]
     over = "use SumCount.over(x, mask), with x and mask [N]: micro-batches are merged by sum and count"
     require_that(not plain, f"of the metrics, {', '.join(plain)}; {over}")
     first = {name: getattr(metric, fields(metric)[0].name) for name, metric in token.metrics.items()}
@@ -150,14 +149,16 @@ def require_slope(b: PolicyBatch, tokens: list[int], spec: Any, correction: Any 
         return
     loss_of = partial(policy_loss, surrogate=spec, aggregate=TokenSum(), correction=correction, check=False)
     numerator = loss_of(b).numerator
-    (gradient,), middle = torch.autograd.grad(numerator, b.log_prob), numerator.detach()
+    (gradient,) = torch.autograd.grad(numerator, b.log_prob)
+    middle = numerator.detach()
     for token in tokens:
         shift = torch.zeros_like(b.log_prob)
         shift[token] = STEP
         with torch.no_grad():
-            moved = (with_new_leaf(b, log_prob=b.log_prob.detach() + step) for step in (shift, -shift))
-            up, down = (loss_of(x).numerator for x in moved)
-        right, left = (up - middle) / STEP, (middle - down) / STEP
+            up = loss_of(with_new_leaf(b, log_prob=b.log_prob.detach() + shift)).numerator
+            down = loss_of(with_new_leaf(b, log_prob=b.log_prob.detach() - shift)).numerator
+        right = (up - middle) / STEP
+        left = (middle - down) / STEP
         slope = (right + left) / 2
         if float((right - left).abs()) <= 1e-3 * (1 + float(slope.abs())):
             require_close(
@@ -214,7 +215,9 @@ def plot_gradient(spec: Any, case: BatchCase) -> None:
 
 def two_policies(spec: Any) -> str | None:
     more = sorted(set(spec.needs) - {"advantage", "behavior_log_prob", "log_prob", "proximal_log_prob"})
-    return f"it reads {', '.join(more)}" if more else None
+    if not more:
+        return None
+    return f"it reads {', '.join(more)}"
 
 
 def _present(values: Tensor | None) -> Tensor:

@@ -37,7 +37,9 @@ def correction_shape(spec: Any, case: BatchCase) -> None:
     """Weights are finite, detached and at least 0; rejected tokens have weight 0; a term of the loss stays in it."""
     b = case.batch
     result = spec(case.batch)
-    weight, keep, like = result.weight, result.keep, b.log_prob
+    weight = result.weight
+    keep = result.keep
+    like = b.log_prob
     require_that(weight.shape == keep.shape == like.shape, f"weight and keep must have shape [{len(b)}]")
     require_that(weight.dtype == like.dtype, f"weight is {weight.dtype}, expected {like.dtype}")
     require_that(not weight.requires_grad, "weight carries a gradient; detach it")
@@ -86,7 +88,9 @@ def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
     if isinstance(term, Tensor):
         return (term.detach(),)
     added = spec.loss_term(b, partner(spec), [spec])
-    return (term.weight, term.keep, *([] if added is None else [added.detach()]))
+    if added is None:
+        return (term.weight, term.keep)
+    return (term.weight, term.keep, added.detach())
 
 
 def _called(spec: Any, b: PolicyBatch) -> None:
@@ -244,7 +248,8 @@ def coarser_is_less(spec: Any, case: BatchCase) -> None:
     """With fewer buckets the divergence is smaller or equal: a lower bound."""
     b = case.batch
     assert b.bucket_log_prob is not None and b.teacher_bucket_log_prob is not None
-    student, teacher = b.bucket_log_prob[:, 1:], b.teacher_bucket_log_prob[:, 1:]
+    student = b.bucket_log_prob[:, 1:]
+    teacher = b.teacher_bucket_log_prob[:, 1:]
     fewer = replace(b, bucket_log_prob=student, teacher_bucket_log_prob=teacher)
     require_that(bool((spec(fewer) <= spec(b) + 1e-9).all()), "merging two buckets raised the divergence")
 
