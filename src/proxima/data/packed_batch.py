@@ -195,37 +195,14 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
             the loss is not sampled.
     """
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
+    cu_seqlens = _prefix_sum(lengths)
     group = np.array([item.group for item in trajectories], np.int64)
     lays_prompt, prompt_shared, shared = _shared(trajectories, group, share_prompt)
-
-    # segments: the unshared rest of each response, after the rest of its prompt where that is laid out
-    pieces: list[NDArray[Any]] = []
-    for item, own_prompt, begin, start in zip(trajectories, lays_prompt, prompt_shared, shared, strict=True):
-        if own_prompt:
-            pieces.append(item.prompt_tokens[begin:])
-        pieces.append(item.tokens[start:-1])
-    segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
-    response = np.cumsum(1 + lays_prompt) - 1  # [S], the segment of each response
-    prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1]  # [S], of its prompt
-    parent = np.full(len(pieces), -1, np.int64)
-    parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
-    parent[prompt[prompt_shared > 0]] = np.roll(prompt, 1)[prompt_shared > 0]
-    seen = np.zeros(len(pieces), np.int64)  # position of each segment's first token
-    seen[prompt[lays_prompt]] = prompt_shared[lays_prompt]
-    seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
-    cu_seqlens = _prefix_sum(lengths)
-    # token t of a response is predicted at t - 1 of its segment, token 0 at the end of its prompt
-    predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - shared - cu_seqlens[:-1], lengths)
-    predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
-    for i in shared.nonzero()[0]:  # in order: the neighbour's entries may be copies too
-        count = shared[i] + 1
-        own = cu_seqlens[i]
-        neighbour = cu_seqlens[i - 1]
-        predict[own : own + count] = predict[neighbour : neighbour + count]
+    segments = _Segments.of(trajectories, lays_prompt, prompt_shared, shared)
     columns = {
-        "tokens": _joined(pieces, np.int64),
-        "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - seen, np.diff(segment_cu)),
-        "predict": predict,
+        "tokens": _joined(segments.pieces, np.int64),
+        "position": segments.position,
+        "predict": _predicting(segments, cu_seqlens, shared),
         "target": _joined([item.tokens for item in trajectories], np.int64),
         "temperature": np.repeat(np.array([item.temperature for item in trajectories], np.float32), lengths),
         "cu_seqlens": cu_seqlens,
@@ -256,12 +233,81 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         tokens_of=tuple(lengths.tolist()),
         sampled_of=_counts(columns["sampled"], cu_seqlens),
         in_loss_of=_counts(columns["loss_mask"], cu_seqlens),
-        edges=tuple(segment_cu.tolist()),
-        parents=tuple(parent.tolist()),
-        responses=tuple(response.tolist()),
-        seen=tuple(seen.tolist()),
+        edges=tuple(segments.cu.tolist()),
+        parents=tuple(segments.parent.tolist()),
+        responses=tuple(segments.response.tolist()),
+        seen=tuple(segments.seen.tolist()),
         completions=_completions(trajectories),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Segments:
+    """The G segments of S trajectories: for each the unshared rest of its response, after that of its prompt if it lays
+    out its prompt.
+
+    pieces: the tokens of each segment. cu: [G+1] the edges of the segments on axis L.
+    prompt, response: [S] the segments that end the prompt of each trajectory, and its response.
+    parent, seen: [G] see `PackedBatch`.
+    """
+
+    pieces: Sequence[NDArray[Any]]
+    cu: NDArray[np.int64]
+    prompt: NDArray[np.int64]
+    response: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    seen: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        trajectories: Sequence[Trajectory],
+        lays_prompt: NDArray[np.bool_],
+        prompt_shared: NDArray[np.int64],
+        shared: NDArray[np.int64],
+    ) -> "_Segments":
+        """The segments, given what `_shared` returns."""
+        pieces: list[NDArray[Any]] = []
+        for item, own_prompt, begin, start in zip(trajectories, lays_prompt, prompt_shared, shared, strict=True):
+            if own_prompt:
+                pieces.append(item.prompt_tokens[begin:])
+            pieces.append(item.tokens[start:-1])
+        response = np.cumsum(1 + lays_prompt) - 1
+        prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1]
+
+        parent = np.full(len(pieces), -1, np.int64)
+        parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
+        parent[prompt[prompt_shared > 0]] = np.roll(prompt, 1)[prompt_shared > 0]
+
+        seen = np.zeros(len(pieces), np.int64)
+        seen[prompt[lays_prompt]] = prompt_shared[lays_prompt]
+        seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
+
+        cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
+        return cls(pieces, cu, prompt, response, parent, seen)
+
+    @property
+    def position(self) -> NDArray[np.int64]:
+        """[L] the position of each token in its own sequence."""
+        starts = self.cu[:-1]
+        return np.arange(self.cu[-1]) - np.repeat(starts - self.seen, np.diff(self.cu))
+
+
+def _predicting(segments: _Segments, cu_seqlens: NDArray[np.int64], shared: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N] the index in L where each response token is predicted: token t at t - 1 of its segment, token 0 at the end of
+    its prompt, and the `shared` [S] first ones where the neighbour predicts them."""
+    lengths = np.diff(cu_seqlens)
+    starts = cu_seqlens[:-1]
+    shift = segments.cu[segments.response] - 1 - shared - starts
+    predict: NDArray[np.int64] = np.arange(cu_seqlens[-1]) + np.repeat(shift, lengths)
+    ends_of_prompts = segments.cu[segments.prompt + 1]
+    predict[starts[lengths > 0]] = ends_of_prompts[lengths > 0] - 1
+    for i in shared.nonzero()[0]:  # in order: the neighbour's entries may be copies too
+        count = shared[i] + 1
+        own = starts[i]
+        neighbour = starts[i - 1]
+        predict[own : own + count] = predict[neighbour : neighbour + count]
+    return predict
 
 
 def _counts(mask: NDArray[np.bool_], cu_seqlens: NDArray[np.int64]) -> tuple[int, ...]:

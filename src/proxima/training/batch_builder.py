@@ -196,9 +196,7 @@ class BatchBuilder:
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
     rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
-    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: list(
-        trajectories
-    )
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda items, columns: list(items)
     reward_kl: RewardKl | None = None  # that of the next step; None: the score is the reward
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
@@ -222,10 +220,11 @@ class BatchBuilder:
         return replace(self, reward_kl=self.reward_kl.after(batch.metrics[KL], samples))
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
-        """uid → reason, for the groups that would be dropped as a whole by the selections that see one group at a time.
+        """uid → reason, for the groups that those selections drop as a whole which see one group at a time.
 
-        A per-token advantage, or one of rewards with a KL, is unknown before the batch is full: selections from the
-        first one that reads it on are not applied. Groups that learn from the teacher alone are none of theirs.
+        A per-token advantage, or one of rewards with a KL, is unknown before the batch is full. The first selection
+        that reads it, and all after that one, are then not applied. Groups that learn from the teacher alone are never
+        rejected.
         """
         groups = self._judged(groups)
         outcomes = Outcomes.from_groups(groups, self.rewards)
@@ -244,7 +243,7 @@ class BatchBuilder:
         self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
     ) -> TrainingBatch:
         """Compute advantages over the full groups, then select, then assign to updates. Groups that learn from the
-        teacher alone are all trained, with or without a score, and are in no statistics of the others' rewards.
+        teacher alone are all trained, with or without a score; statistics of rewards leave them out.
 
         Args:
             groups: the usable groups of the step.

@@ -259,7 +259,8 @@ class TrainStack:
                 norms.append(norm)
                 result.skipped += update.skipped
                 result.flops += update.flops
-                at_start = at_start and not self.ranks.maximum(len(first)) and self._skips(norm)
+                if at_start and (self.ranks.maximum(len(first)) or not self._skips(norm)):
+                    at_start = False
                 if not self._skips(norm):
                     before = self._check_weights(before)
                     moved += 1
@@ -290,10 +291,10 @@ class TrainStack:
         own = self.ranks.scatter(make)
         wholes: Sequence[DealtUpdate | None] = dealt or [None] * len(own)
         budget = self.tokens_per_micro_batch
-        return [
-            SharedUpdate(objective, share, self.model, self.ranks, budget, whole)
-            for share, whole in zip(own, wholes, strict=True)
-        ]
+        shared: list[SharedUpdate] = []
+        for share, whole in zip(own, wholes, strict=True):
+            shared.append(SharedUpdate(objective, share, self.model, self.ranks, budget, whole))
+        return shared
 
     def _peak_memory(self) -> PeakMemory | None:
         """The peak of the rank with most since the last call. Collective where there is a peak."""
