@@ -167,7 +167,8 @@ class QuantileSketch:
     @classmethod
     def histogram(cls, values: Tensor) -> Tensor:
         """The counts of `values` [n], without NaN, which several quantiles may share."""
-        size = (values.detach().abs().double() / cls.SMALLEST).clamp(min=1).log().div(math.log(1.01)).round()
+        times_smallest = (values.detach().abs().double() / cls.SMALLEST).clamp(min=1)
+        size = times_smallest.log().div(math.log(1.01)).round()
         index = size.clamp(max=cls.BINS - 1).long()
         index = torch.where(values < 0, cls.BINS - 1 - index, cls.BINS + index)
         counts = torch.zeros(2 * cls.BINS, dtype=torch.float64, device=values.device)

@@ -37,7 +37,8 @@ def sequence_advantage(b: PolicyBatch) -> Tensor:
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """[N] `yes` or `no` in the dtype of `like`; `torch.where` on Python numbers would round them to float32."""
-    chosen, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
+    chosen = torch.full((), yes, dtype=like.dtype, device=like.device)
+    other = torch.full((), no, dtype=like.dtype, device=like.device)
     return torch.where(condition, chosen, other)
 
 

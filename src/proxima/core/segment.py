@@ -120,7 +120,8 @@ class SequenceRows:
         ranks = torch.stack([rank, torch.minimum(rank + 1, last)], 1)
         wanted = ranks[self.order].split([rows for rows, _ in self.sizes])
         tables = zip(self._tables(values, torch.inf), wanted, strict=True)
-        neighbours = torch.cat([table.sort(1).values.gather(1, at) for table, at in tables]).double()
+        of_tables = [table.sort(1).values.gather(1, at) for table, at in tables]
+        neighbours = torch.cat(of_tables).double()
         lower, upper = torch.empty_like(neighbours).index_copy_(0, self.order, neighbours).unbind(1)
         return torch.lerp(lower, upper, position - rank)
 
@@ -180,7 +181,8 @@ def suffix_sums(rows: Tensor, factor: float = 1.0) -> Tensor:
 def _powers(factor: float, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """factor^(size − i) [size], and factor^(j − i) [size, size] for j >= i, 0 below."""
     column = torch.arange(size, dtype=dtype, device=device)
-    return factor ** (size - column), (factor ** (column - column[:, None]).clamp(min=0)).triu()
+    distance = (column - column[:, None]).clamp(min=0)
+    return factor ** (size - column), (factor**distance).triu()
 
 
 def _refuses_cumsum(rows: Tensor) -> bool:

@@ -135,7 +135,8 @@ class RewardLoss:
             margin = margin.detach()
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()
         both = torch.cat([chosen, rejected])
-        every, all_ = (torch.ones_like(x, dtype=torch.bool) for x in (chosen, both))
+        every = torch.ones_like(chosen, dtype=torch.bool)
+        all_ = torch.ones_like(both, dtype=torch.bool)
         metrics: Metrics = {
             "accuracy": SumCount.over(chosen > rejected, every),
             "margin": SumCount.over(chosen - rejected, every),

@@ -214,9 +214,10 @@ class Columns:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        names = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # arrays can't be hashed
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, columns as lists; those in `not_json`, and columns that are not `plain`, are None."""
@@ -285,7 +286,9 @@ class SamplingMask:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (counts < 0).any():
             raise ValueError(f"sampling_mask.offsets: {offsets[:8].tolist()}, expected 0 … {len(ids)}, ascending.")
         rises = np.diff(ids) > 0
-        rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(ids))] - 1] = True  # set boundaries
+        inner = offsets[1:-1]
+        inner = inner[(inner > 0) & (inner < len(ids))]
+        rises[inner - 1] = True  # between two sets
         if not rises.all() or (len(ids) and ids.min() < 0):
             raise ValueError("sampling_mask.ids: must be >= 0, ascending and without duplicates within each set.")
 
@@ -298,13 +301,19 @@ class SamplingMask:
     def of_sets(cls, sets: Sequence[Sequence[int] | Ints]) -> "SamplingMask":
         """Build the sets from the ids of each token, in any order."""
         arrays = [np.sort(np.asarray(ids, np.int32)) for ids in sets]
-        return cls.of_counts(np.concatenate([np.empty(0, np.int32), *arrays]), np.array([len(ids) for ids in arrays]))
+        joined = np.concatenate([np.empty(0, np.int32), *arrays])
+        counts = np.array([len(ids) for ids in arrays])
+        return cls.of_counts(joined, counts)
 
     @classmethod
     def joined(cls, parts: Sequence["SamplingMask"]) -> "SamplingMask":
         """The sets of all parts, in order."""
-        counts = [np.empty(0, np.int64), *(part.counts for part in parts)]
-        return cls.of_counts(np.concatenate([np.empty(0, np.int32), *(p.ids for p in parts)]), np.concatenate(counts))
+        ids = [np.empty(0, np.int32)]
+        counts = [np.empty(0, np.int64)]
+        for part in parts:
+            ids.append(part.ids)
+            counts.append(part.counts)
+        return cls.of_counts(np.concatenate(ids), np.concatenate(counts))
 
     def part(self, start: int, end: int) -> "SamplingMask":
         """The sets of tokens `start:end`."""
@@ -325,7 +334,7 @@ class SamplingMask:
             return NotImplemented
         return np.array_equal(self.ids, other.ids) and np.array_equal(self.offsets, other.offsets)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # arrays can't be hashed
 
     def check(self, tokens: Ints, sampled: Bools | None = None) -> None:
         """Raise ValueError unless there are T sets and every sampled token is in its set.

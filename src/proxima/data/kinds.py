@@ -81,7 +81,8 @@ class Kinds(Mapping[str, type]):
 def class_of(reference: str) -> type:
     """The class of "package.module:Class", which is imported."""
     module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    found: type = getattr(importlib.import_module(module), name)
+    return found
 
 
 def install_command(distribution: str) -> str:

@@ -131,11 +131,13 @@ class PolicyBatch:
         if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
             raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
         assert self.sampled is not None
-        masks = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
-        ends = torch.cat([masks.new_zeros(2, 1), masks], 1)[:, self.cu_seqlens.long()].diff().flatten()
-        *counts, wrong = torch.cat([ends, (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
+        running = torch.stack([self.sampled, self.loss_mask]).cumsum(1)
+        before = torch.cat([running.new_zeros(2, 1), running], 1)  # of each token and of the end
+        of_sequences = before[:, self.cu_seqlens.long()].diff().flatten()
+        not_sampled = self.loss_mask & ~self.sampled
+        *counts, wrong = torch.cat([of_sequences, not_sampled.sum()[None]]).tolist()
         if wrong:
-            at = int((self.loss_mask & ~self.sampled).nonzero()[0])
+            at = int(not_sampled.nonzero()[0])
             token = f"token {at} is in the loss but not sampled: no policy chose it"
             raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
         sampled = tuple(counts[: len(lengths)])

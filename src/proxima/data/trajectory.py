@@ -174,9 +174,10 @@ class ChatExample:
 
     Args:
         row: the row number in the data, which is also the `group` of the paths.
-        paths: each trained turn is in the loss of one, after the tokens that an engine would have shown there. A chat
-            template that renders earlier turns anew, without their thoughts say, makes several; they have the same
-            prompt, and what two neighbours begin with is run once. `turn` numbers those of a side.
+        paths: each trained turn is in the loss of exactly one path, after the tokens that an engine would have seen at
+            that point. There are several if the chat template renders earlier turns anew, for example without their
+            thoughts. They have the same prompt, and the tokens that two neighbours begin with are run once. `turn`
+            numbers the paths of a side.
     """
 
     row: int

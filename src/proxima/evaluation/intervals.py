@@ -105,10 +105,12 @@ def bootstrap_mean(
         return _without_spread(mean, n, span)
     means = np.sort(resampled_means(x, seed, REPLICATES))
     below = float(np.searchsorted(means, mean - 1e-12)) + float(np.searchsorted(means, mean + 1e-12))
-    z0 = _NORMAL.inv_cdf(min(max(below / (2 * REPLICATES), 0.5 / REPLICATES), 1 - 0.5 / REPLICATES))
+    least = 0.5 / REPLICATES
+    z0 = _NORMAL.inv_cdf(min(max(below / (2 * REPLICATES), least), 1 - least))
     away = x - mean  # (n - 1) (m - m_i)
     skew = float((away**3).sum()) / (6 * float((away**2).sum()) ** 1.5)
-    low, high = (_quantile(means, _level(p, z0, skew)) for p in ((1 - 0.95) / 2, (1 + 0.95) / 2))
+    low = _quantile(means, _level((1 - 0.95) / 2, z0, skew))
+    high = _quantile(means, _level((1 + 0.95) / 2, z0, skew))
     return Interval(value=mean, low=min(low, mean), high=max(high, mean), method="bootstrap", questions=n)
 
 
@@ -125,7 +127,8 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
 def resampled_indices(seed: int, start: int, stop: int, n: int) -> np.ndarray:
     """[stop - start, n] indices below n, drawn with replacement for the replicates `start` to `stop`. The probabilities
     of two indices differ by at most 2⁻³², which is negligible."""
-    scaled: np.ndarray = (random_bits(seed, start, stop, n).astype(np.uint64) * np.uint64(n)) >> np.uint64(32)
+    bits = random_bits(seed, start, stop, n).astype(np.uint64)
+    scaled: np.ndarray = (bits * np.uint64(n)) >> np.uint64(32)
     return scaled.astype(np.int64)
 
 
@@ -172,5 +175,6 @@ def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) ->
     n = len(x)
     if n == 1:
         return Interval(value=ratio, low=ratio, high=ratio, method="constant", questions=1)
-    half = Z * math.sqrt(n / (n - 1) * float(((x - ratio * y) ** 2).sum())) / float(y.sum())
+    squares = float(((x - ratio * y) ** 2).sum())
+    half = Z * math.sqrt(n / (n - 1) * squares) / float(y.sum())
     return Interval(value=ratio, low=ratio - half, high=ratio + half, method="ratio", questions=n)

@@ -91,8 +91,11 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
     gaps = np.zeros((count, bins))  # of each question: Σ (right - confidence) in each bin
     np.add.at(gaps, (question, place), right - confidence)
     sizes = np.bincount(question, minlength=count).astype(np.float64)
-    drawn = (resampled_indices(seed, replicate, replicate + 1, count)[0] for replicate in range(REPLICATES))
-    resampled = [float(np.abs(gaps[rows].sum(axis=0)).sum() / sizes[rows].sum()) for rows in drawn]
+    resampled: list[float] = []
+    for replicate in range(REPLICATES):
+        rows = resampled_indices(seed, replicate, replicate + 1, count)[0]
+        error = np.abs(gaps[rows].sum(axis=0)).sum() / sizes[rows].sum()
+        resampled.append(float(error))
     low, high = np.quantile(resampled, (0.025, 0.975))
     value = float(np.abs(gaps.sum(axis=0)).sum() / len(lead))
     out = {
@@ -121,7 +124,9 @@ def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
 
 def _sums(values: np.ndarray, question: np.ndarray) -> Interval:
     interval = ratio_of_sums(np.bincount(question, weights=values).tolist(), np.bincount(question).tolist())
-    return replace(interval, low=max(float(values.min()), interval.low), high=min(float(values.max()), interval.high))
+    low = max(float(values.min()), interval.low)
+    high = min(float(values.max()), interval.high)
+    return replace(interval, low=low, high=high)
 
 
 SIDES = ("chosen", "rejected")

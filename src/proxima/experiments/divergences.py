@@ -69,14 +69,14 @@ def _of_file(path: Path) -> Iterator[TrainedCompletion]:
     table = read_table(path, [*scalars, *lists])
     columns = {name: numpy_columns(table.column(name)) for name in lists}
     for i, row in enumerate(table.select(scalars).to_pylist()):
-        behavior, log_prob, each = (columns[name][i] for name in lists)
+        behavior = columns["behavior_log_prob"][i]
+        log_prob = columns["log_prob"][i]
+        advantage = columns["token_advantage"][i]
         if behavior is None or log_prob is None or not len(log_prob):
             continue
         mean = row.pop("advantage")  # of the completion; its tokens may have separate advantages
-        if each is None:
+        if advantage is None:
             advantage = np.full(len(log_prob), mean or 0.0, np.float32)
-        else:
-            advantage = each
         yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage)
 
 
@@ -143,8 +143,8 @@ class Calibration:
         batch = as_batch(completions)
         divergence = np.concatenate([item.divergence for item in completions]).astype(np.float64)
         weighted = spec.threshold(batch)[0].numpy()
-        quantiles = (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
-        delta, delta_b = (float(f"{value:.2g}") for value in quantiles)
+        delta = float(f"{np.quantile(weighted, 1 - share):.2g}")
+        delta_b = float(f"{np.quantile(divergence, 0.9):.2g}")
         delta = max(delta, 1e-6)  # if engine and trainer agree bit for bit, any threshold would do
         return cls(
             completions=len(completions),

@@ -43,7 +43,11 @@ class AdamWKernels:
 
 def _table(weights: Sequence[Slots]) -> Tensor:
     """[n, 6] int64, the layout of `Tensors` in `adamw.cpp`."""
-    return torch.tensor([[*(each.data_ptr() for each in row[:4]), row[0].numel(), int(row[4])] for row in weights])
+    rows: list[list[int]] = []
+    for weight, gradient, first, second, step in weights:
+        pointers = [each.data_ptr() for each in (weight, gradient, first, second)]
+        rows.append([*pointers, weight.numel(), int(step)])
+    return torch.tensor(rows)
 
 
 @cache

@@ -173,7 +173,10 @@ def require_that(condition: bool, text: str) -> None:
 
 def same(first: Tensor, second: Tensor) -> bool:
     """Return True if two tensors are equal; NaN equals NaN."""
-    return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
+    if first.shape != second.shape:
+        return False
+    equal = (first == second) | (first.isnan() & second.isnan())
+    return bool(equal.all())
 
 
 def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:

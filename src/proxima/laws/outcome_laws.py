@@ -65,7 +65,8 @@ def smaller_outcomes(case: OutcomesCase) -> Iterator[OutcomesCase]:
     """The case without one of its completions."""
     size = len(case.outcomes)
     for i in range(size):
-        yield OutcomesCase(case.outcomes.take(torch.tensor([j for j in range(size) if j != i]).long()), case.key)
+        others = torch.tensor([j for j in range(size) if j != i]).long()
+        yield OutcomesCase(case.outcomes.take(others), case.key)
 
 
 def show_outcomes(case: OutcomesCase) -> str:
@@ -141,7 +142,9 @@ def token_rewards(lengths: list[int], key: int, out_of_loss: float = 0.2) -> Tok
     mask = torch.rand(size, generator=draw) > out_of_loss
     edges = torch.tensor([0, *accumulate(lengths)])
     normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
-    reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
+    reward = torch.where(mask, normal[0], torch.nan)
+    value = torch.where(mask, normal[1], torch.nan)
+    variance = torch.where(mask, normal[2].abs(), torch.nan)
     group = torch.arange(len(lengths)) // 2
     place = torch.arange(size) - edges[:-1].repeat_interleave(edges.diff())
     turn = torch.where(mask, place // 2, -1)

@@ -110,7 +110,8 @@ def fresh(spec: Any) -> Any:
 
 def _require_same(texts: Texts, first: list[Score], second: list[Score], when: str) -> None:
     for text, a, b in zip(texts, first, second, strict=True):
-        same = (a.value, a.parts, a.correct) == (b.value, b.parts, b.correct) or not (a.valid or b.valid)
+        both_failed = not a.valid and not b.valid
+        same = both_failed or (a.value, a.parts, a.correct) == (b.value, b.parts, b.correct)
         require_that(same, f"{text[:40]!r} scores {a.value:g}, {when} {b.value:g}")
 
 

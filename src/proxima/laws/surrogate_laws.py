@@ -112,8 +112,8 @@ def require_exact_split(
     require_close(denominator, whole.denominator, "denominator, summed over micro-batches")
     early = aggregate.denominator(ready.batch.loss_mask, ready.batch.cu_seqlens)
     require_close(early, whole.denominator, "denominator, before the forward")
-    totals = (numerator, whole.numerator)
-    gradient, expected = (torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in totals)
+    (gradient,) = torch.autograd.grad(numerator, b.log_prob, retain_graph=True)
+    (expected,) = torch.autograd.grad(whole.numerator, b.log_prob, retain_graph=True)
     require_close(gradient, expected, "gradient, summed over micro-batches")
     require_merged([*(part.metrics for part in parts), ready.metrics], whole.metrics)
 
@@ -124,8 +124,9 @@ def require_merged(parts: list[Metrics], whole: Metrics) -> None:
     different = sorted(together.keys() ^ whole.keys())
     require_that(not different, f"metrics depend on the batch: {', '.join(different)}; emit every key every time")
     for name, metric in whole.items():
-        ours, theirs = (torch.tensor(x.value, dtype=torch.float64) for x in (together[name], metric))
-        require_close(ours, theirs, f"metric {name}, merged over micro-batches")
+        merged = torch.tensor(together[name].value, dtype=torch.float64)
+        expected = torch.tensor(metric.value, dtype=torch.float64)
+        require_close(merged, expected, f"metric {name}, merged over micro-batches")
 
 
 def packing(spec: Any, case: BatchCase) -> None:
@@ -133,7 +134,8 @@ def packing(spec: Any, case: BatchCase) -> None:
     b = case.batch
     rows = {name: b.to_padded(value.detach()) for name, value in b.token_fields().items() if name != "loss_mask"}
     padded = PolicyBatch.from_padded(b.to_padded(b.loss_mask), **rows)
-    loss, again = (loss_and_gradient(x, spec, TokenMean())[0] for x in (b, with_new_leaf(padded)))
+    loss, _ = loss_and_gradient(b, spec, TokenMean())
+    again, _ = loss_and_gradient(with_new_leaf(padded), spec, TokenMean())
     require_close(again.value, loss.value, "loss of the batch from padded rows")
 
 
@@ -236,11 +238,13 @@ def unbounded(spec: Any, case: BatchCase) -> None:
 
 def single_precision(spec: Any, case: int) -> None:
     """float32 gives the same results as float64, up to rounding."""
-    wide, narrow = (make_batch([7, 1, 0, 12], seed=case, dtype=dtype) for dtype in (torch.float64, torch.float32))
-    (a, gradient_a), (c, gradient_c) = (loss_and_gradient(b, spec, TokenMean()) for b in (wide, narrow))
-    require_that(gradient_c.dtype == torch.float32, f"the gradient of a float32 batch is {gradient_c.dtype}")
-    require_close(c.value, a.value, "loss in float32", 2e-5, 2e-6)
-    require_close(gradient_c, gradient_a, "gradient in float32", 2e-5, 2e-6)
+    wide = make_batch([7, 1, 0, 12], seed=case, dtype=torch.float64)
+    narrow = make_batch([7, 1, 0, 12], seed=case, dtype=torch.float32)
+    expected, expected_gradient = loss_and_gradient(wide, spec, TokenMean())
+    loss, gradient = loss_and_gradient(narrow, spec, TokenMean())
+    require_that(gradient.dtype == torch.float32, f"the gradient of a float32 batch is {gradient.dtype}")
+    require_close(loss.value, expected.value, "loss in float32", 2e-5, 2e-6)
+    require_close(gradient, expected_gradient, "gradient in float32", 2e-5, 2e-6)
 
 
 def empty(spec: Any, case: tuple[int, ...]) -> None:
@@ -263,7 +267,8 @@ def extreme_batch(gap: float, pattern: str, dtype: torch.dtype) -> PolicyBatch:
     b = make_batch([6, 4, 1], out_of_loss=0.0, not_sampled=0.0, garbage=False, dtype=dtype)
     place = torch.arange(len(b))
     up = {"up": place >= 0, "down": place < 0, "mixed": place % 2 == 0}[pattern]
-    near, far = (torch.full((len(b),), -0.01 - distance, dtype=dtype) for distance in (0.0, gap))
+    near = torch.full((len(b),), -0.01, dtype=dtype)
+    far = torch.full((len(b),), -0.01 - gap, dtype=dtype)
     other = torch.where(up, far, near)
     names = ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "reference_log_prob")
     return with_new_leaf(b, log_prob=torch.where(up, near, far), **dict.fromkeys(names, other))
@@ -289,7 +294,8 @@ def finite_surrogate(spec: Any, b: PolicyBatch) -> None:
 def int32_edges(spec: Any, case: BatchCase) -> None:
     """int32 `cu_seqlens` give the same loss as int64."""
     narrow = with_new_leaf(replace(case.batch, cu_seqlens=case.batch.cu_seqlens.int()))
-    loss, again = (loss_and_gradient(b, spec, TokenMean())[0] for b in (case.batch, narrow))
+    loss, _ = loss_and_gradient(case.batch, spec, TokenMean())
+    again, _ = loss_and_gradient(narrow, spec, TokenMean())
     require_close(again.value, loss.value, "loss with int32 cu_seqlens")
 
 

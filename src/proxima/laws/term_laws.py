@@ -240,7 +240,8 @@ def bucket_derivative(spec: Any, case: BatchCase) -> None:
     for column in range(b.bucket_log_prob.shape[1]):
         shift = torch.zeros_like(b.bucket_log_prob)
         shift[:, column] = STEP
-        up, down = (spec(replace(b, bucket_log_prob=b.bucket_log_prob + s)) for s in (shift, -shift))
+        up = spec(replace(b, bucket_log_prob=b.bucket_log_prob + shift))
+        down = spec(replace(b, bucket_log_prob=b.bucket_log_prob - shift))
         require_close(gradient[:, column], (up - down) / (2 * STEP), "gradient, against a difference", 1e-5, 1e-6)
 
 
@@ -269,7 +270,9 @@ def unbiased(spec: Any, case: int) -> None:
     draw = torch.Generator().manual_seed(case)
     logits, teacher, sampler = (torch.randn(WORDS, generator=draw, dtype=torch.float64) for _ in range(3))
     logits.requires_grad_()
-    student, tau, mu = (x.log_softmax(0) for x in (logits, teacher, sampler))
+    student = logits.log_softmax(0)
+    tau = teacher.log_softmax(0)
+    mu = sampler.log_softmax(0)
     b = PolicyBatch(
         log_prob=student,
         loss_mask=torch.ones(WORDS, dtype=torch.bool),
@@ -282,7 +285,8 @@ def unbiased(spec: Any, case: int) -> None:
     exact = replace(spec, top_k=WORDS)(b)[0]
     expected = (mu.exp() * spec(b)).sum()
     require_close(expected.detach(), exact.detach(), "expected value of the estimate", 1e-6, 1e-6)
-    gradient, true = (torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (expected, exact))
+    (gradient,) = torch.autograd.grad(expected, logits, retain_graph=True)
+    (true,) = torch.autograd.grad(exact, logits, retain_graph=True)
     require_close(gradient, true, "expected gradient of the estimate", 1e-6, 1e-6)
 
 

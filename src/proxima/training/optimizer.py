@@ -152,7 +152,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         super().__init__(groups, {"weight_decay": 0.0} | defaults)
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may return a closure's loss
         self.step_weights()
 
     def step_weights(self) -> None:

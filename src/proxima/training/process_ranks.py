@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -177,7 +177,7 @@ def moved(value: T, device: torch.device | str) -> T:
         copy = {key: moved(item, device) for key, item in value.items()}
     elif isinstance(value, list | tuple):
         copy = type(value)(moved(item, device) for item in value)
-    return copy  # type: ignore[no-any-return]
+    return cast(T, copy)
 
 
 class RankStatus:

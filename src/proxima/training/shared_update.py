@@ -49,7 +49,7 @@ class DealtUpdate:
     Args:
         objective: the loss to minimise.
         items: of the update, as the objective reads them.
-        shares: into which they are dealt.
+        shares: how many there are.
         budget: tokens of one micro-batch.
 
     sequences: of each item that is run, in the order in which the items are packed.

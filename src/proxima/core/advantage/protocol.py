@@ -1,7 +1,8 @@
 """The protocol of advantages: what must be computed first, and whether the result is per completion or per token."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -113,16 +114,17 @@ def per_role(advantage: Advantage, given: Outcomes | TokenRewards, role: Tensor 
     Args:
         role: [S] int, the role of each entry or sequence; None: there are no roles.
     """
+    compute = cast(Callable[[Outcomes | TokenRewards], Tensor], advantage)  # each takes one of the two
     if role is None:
-        return advantage(given)  # type: ignore[operator, no-any-return]
+        return compute(given)
     out = torch.zeros_like(given.reward)
     for number in role.unique():
+        of_role = role == number
         if isinstance(given, Outcomes):
-            own = given.take((role == number).nonzero().flatten())
-            rows = role == number
+            out[of_role] = compute(given.take(of_role.nonzero().flatten()))
         else:
-            own, rows = given.take(role == number)  # type: ignore[assignment]
-        out[rows] = advantage(own)  # type: ignore[operator]
+            own, tokens = given.take(of_role)
+            out[tokens] = compute(own)
     return out
 
 

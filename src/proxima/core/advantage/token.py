@@ -182,7 +182,9 @@ class OptimalTokenBaseline(TokenAdvantage):
         longest = torch.zeros_like(label, dtype=torch.int64).scatter_reduce(0, index, rows.count, "amax")
         position = (longest.cumsum(0) - longest)[index][rows.row] + rows.column  # of the group, beside all others
         zeros = torch.zeros_like(returns)
-        above, below, running = (zeros.index_add(0, position, x) for x in (returns * energy, energy, zeros + 1))
+        above = zeros.index_add(0, position, returns * energy)
+        below = zeros.index_add(0, position, energy)
+        running = zeros.index_add(0, position, zeros + 1)
         baseline = above / (below + self.epsilon)
         if self.zero_tail:
             baseline = torch.where(running > 1, baseline, 0.0)

@@ -73,8 +73,10 @@ class ScoreCentering(Correction):
     def coefficients(self, b: PolicyBatch, weight: Importance | None = None) -> tuple[Tensor, Tensor]:
         """[N, K] mu_v w_v - rho w_tail pi_v of the head, and [N] the behavior policy's probability outside it, both
         float64, finite but without meaning outside the loss; `weight` gives w, None: 1."""
-        pi, mu = (_head(b, x).double() for x in (b.top_k_log_prob, b.behavior_top_k_log_prob))
-        tail_pi, tail_mu = ((1 - x.exp().sum(1, keepdim=True)).clamp(min=TAIL_FLOOR) for x in (pi, mu))
+        pi = _head(b, b.top_k_log_prob).double()
+        mu = _head(b, b.behavior_top_k_log_prob).double()
+        tail_pi = _tail(pi)
+        tail_mu = _tail(mu)
         of_head = mu.exp()
         of_tail = tail_mu / tail_pi
         if weight is not None:
@@ -102,5 +104,11 @@ def _is_of_tokens(spec: Correction) -> bool:
 def _head(b: PolicyBatch, log_prob: Tensor | None) -> Tensor:
     """[N, K] by selection: uniform over the head and a tail outside the loss, where the column may hold anything."""
     assert log_prob is not None
-    unread = torch.full((), 1 / (1 + log_prob.shape[1]), dtype=log_prob.dtype, device=log_prob.device).log()
+    share = 1 / (1 + log_prob.shape[1])
+    unread = torch.full((), share, dtype=log_prob.dtype, device=log_prob.device).log()
     return finite_log_prob(torch.where(b.loss_mask[:, None], log_prob, unread))
+
+
+def _tail(head: Tensor) -> Tensor:
+    """[N, 1] the probability outside a head of log-probs [N, K], at least `TAIL_FLOOR`."""
+    return (1 - head.exp().sum(1, keepdim=True)).clamp(min=TAIL_FLOOR)

@@ -135,8 +135,10 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
 
 
 def _by_position(b: PolicyBatch, tokens: LossTokens, columns: dict[str, Tensor]) -> dict[str, SumCount]:
-    place = torch.arange(len(b), device=b.cu_seqlens.device) - b.cu_seqlens[:-1].long()[b.sequence_index]
-    bucket = (place * POSITIONS).div(b.lengths[b.sequence_index].long(), rounding_mode="floor")[tokens.index]
+    start = b.cu_seqlens[:-1].long()[b.sequence_index]
+    length = b.lengths[b.sequence_index].long()
+    place = torch.arange(len(b), device=b.cu_seqlens.device) - start
+    bucket = (place * POSITIONS).div(length, rounding_mode="floor")[tokens.index]
     names = [f"position_{i}_of_{POSITIONS}" for i in range(1, POSITIONS + 1)]
     return _bucket_means(bucket, names, columns)
 

@@ -76,9 +76,16 @@ class Pairwise:
 
     def metrics(self, p: PreferencePairs) -> Metrics:
         """Implicit rewards β c and β r, for every loss (T18); a tie counts as wrong."""
-        c, r = (self.beta * x for x in Pairwise.scores(self, p))
-        named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
-        return {name: SumCount.over(value, torch.ones_like(c, dtype=torch.bool)) for name, value in named.items()}
+        chosen, rejected = Pairwise.scores(self, p)
+        c = self.beta * chosen
+        r = self.beta * rejected
+        every = torch.ones_like(c, dtype=torch.bool)
+        return {
+            "rewards/chosen": SumCount.over(c, every),
+            "rewards/rejected": SumCount.over(r, every),
+            "rewards/margins": SumCount.over(c - r, every),
+            "rewards/accuracies": SumCount.over(c > r, every),
+        }
 
 
 @dataclass(frozen=True)

@@ -243,11 +243,14 @@ class BestAndWorst(Selection):
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         index = group_index(outcomes, "group")
         value = advantage.double()
-        best, worst = (rank_in_group(key, index) == 0 for key in (-value, value))
-        top, bottom = (torch.zeros(len(value), dtype=value.dtype, device=value.device) for _ in range(2))
+        best = rank_in_group(-value, index) == 0
+        worst = rank_in_group(value, index) == 0
+        top = torch.zeros_like(value)  # of each group, by its number
+        bottom = torch.zeros_like(value)
         top[index[best]] = value[best]
         bottom[index[worst]] = value[worst]
-        return (best | worst) & (top - bottom > self.min_gap)[index]
+        differ = top - bottom > self.min_gap
+        return (best | worst) & differ[index]
 
 
 def group_index(outcomes: Outcomes, scope: Literal["group", "batch"]) -> Tensor:
@@ -262,6 +265,7 @@ def rank_in_group(key: Tensor, index: Tensor) -> Tensor:
     order = key.argsort(stable=True)
     order = order[index[order].argsort(stable=True)]
     total = torch.bincount(index, minlength=1)
+    start = total.cumsum(0) - total
     rank = torch.empty_like(index)
-    rank[order] = torch.arange(len(index), device=index.device) - (total.cumsum(0) - total)[index[order]]
+    rank[order] = torch.arange(len(index), device=index.device) - start[index[order]]
     return rank

@@ -200,7 +200,8 @@ class Cppo(Surrogate):
         """[n]: the drift allowed per token of the prefix."""
         if self.budget == "static" or self.delta_b == float("inf"):
             return self.delta_b
-        return rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b).to(far.dtype)[rows.row]
+        of_sequence = rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b)
+        return of_sequence.to(far.dtype)[rows.row]
 
     def band(self, b: PolicyBatch) -> Band:
         weighted, spent, granted = self.prefixes(b)
