@@ -67,13 +67,11 @@ class TokenReasons:
     @cached_property
     def keep(self) -> Tensor:
         """[N] bool, the tokens that the rules keep; with a correction of `OF_BATCH`, only those also in `recorded`."""
-        if self.band is None:
-            keep = self.corrected.keep
-        else:
-            keep = self.corrected.keep & self.band.keep
-        of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
-        if of_batch and self.recorded is not None:
-            return keep & self.recorded
+        keep = self.corrected.keep
+        if self.band is not None:
+            keep = keep & self.band.keep
+        if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
+            keep = keep & self.recorded
         return keep
 
     @cached_property

@@ -33,11 +33,10 @@ def safe_repr(value: object) -> str:
     try:
         return repr(value)
     except (RecursionError, ValueError):
+        kind = type(value).__name__
         if isinstance(value, int):
-            size = f" of {value.bit_length():,} bits"
-        else:
-            size = ""
-        return f"<{type(value).__name__}{size}>"
+            return f"<{kind} of {value.bit_length():,} bits>"
+        return f"<{kind}>"
 
 
 class UserError(ValueError):
@@ -58,13 +57,12 @@ class UserError(ValueError):
         return str(self.args[0])
 
     def __str__(self) -> str:
+        text = self.reason
         if self.remedy:
-            text = f"{self.reason}; {self.remedy}"
-        else:
-            text = self.reason
+            text = f"{text}; {self.remedy}"
         if len(text) <= LONGEST_LINE:
             return text
-        return "\n".join(abbreviated(s, LONGEST_LINE) for s in text.split("\n"))
+        return "\n".join(abbreviated(line, LONGEST_LINE) for line in text.split("\n"))
 
 
 class NotFiniteError(UserError):

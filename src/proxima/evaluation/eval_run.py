@@ -168,10 +168,7 @@ def run_eval(
                 rewards.start()
                 log = folder / ENVIRONMENTS_LOG
                 evaluation = questions.evaluation(engine, rewards, now, observer.progress, log)
-                if answers is None:
-                    keep = None
-                else:
-                    keep = partial(answers.add, name)
+                keep = None if answers is None else partial(answers.add, name)
                 groups = compute.serve(evaluation.groups(kept, keep))
             if answers is not None:
                 answers.flush()
@@ -194,9 +191,8 @@ def run_eval(
 def _kept(answers: Answers | None, loaded: LoadedSuite, observer: EvalObserver) -> list[Group]:
     """The groups of a suite that an earlier attempt has left, which the observer is told."""
     if answers is None:
-        kept = []
-    else:
-        kept = answers.of(loaded.suite.name)
+        return []
+    kept = answers.of(loaded.suite.name)
     if kept:
         asked = len(loaded.questions.prompts)
         observer.warning(f"{len(kept)} of {asked} questions of {loaded.suite.name} {CONTINUED}")
@@ -221,12 +217,11 @@ def _write(outcome: EvalOutcome, tokens: Mapping[str, int], seed: int) -> None:
 def asked_in(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
     """What decides about the answers of an evaluation, to compare with that of an unfinished one."""
     place = Path(config.model.path)
+    files: list[Path] = []
     if place.is_dir():
         files = sorted(place.iterdir())
     elif place.is_file():
         files = [place]
-    else:
-        files = []
     facts = {file.name: file.stat() for file in files if file.is_file()}
     return {
         "model": {"path": config.model.path, "revision": config.model.revision}

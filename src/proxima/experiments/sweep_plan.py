@@ -153,8 +153,8 @@ def _threads(jobs: int) -> int | None:
 
 def _of_cells(problem: Problem, cells: Sequence[str], of: int) -> Problem:
     """Return the problem with the cells that have it; a mistake in the recipe is attributed to every cell."""
+    where = "every cell"
     if len(cells) < of or of == 1:
-        where = f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}"
-    else:
-        where = "every cell"
+        noun = "cell" if len(cells) == 1 else "cells"
+        where = f"{noun} {' and '.join(cells)}"
     return replace(problem, path=f"{where}: {problem.path}")

@@ -274,7 +274,8 @@ class _SweepLoop:
                 continue
             n = len(self.processes)
             if n:
-                self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
+                runs = "run" if n == 1 else "runs"
+                self.warn(f"stopping {n} {runs} after a checkpoint each; press Ctrl-C again to kill them")
             others = [job.progress.run.name for job in self.jobs if not job.process]
             if others:
                 self.warn(f"not stopped, because another process runs it: {', '.join(others)}")

@@ -72,10 +72,9 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
     truncation."""
     cuts: tuple[tuple[str, Any], ...] = (("top_k", 2), ("top_p", 0.3), ("min_p", 0.7))
     # servers refuse sampling masks without a top_k: this one leaves out next to nothing
+    wide = 0
     if _asks_masks_of_server(case, engine):
         wide = min(WIDEST, len(case.setup.tokenizer))
-    else:
-        wide = 0
     for name, value in cuts:
         wanted = requests(samples=4, max_tokens=16, **({"top_k": wide} | {name: value}))
         there = engine.capabilities.log_probs_for(wanted[0].sampling)

@@ -55,7 +55,7 @@ def evened(prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: i
         if least - after > ENOUGH * least:
             patience = PATIENCE
         else:
-            patience = patience - 1
+            patience -= 1
         least = min(least, after)
     return [np.flatnonzero(exchange.place == number).tolist() for number in range(len(cuts))]
 
@@ -120,9 +120,13 @@ class _Deal:
         return made
 
     def _scores(self, items: Values, ceilings: Values) -> Values:
-        """Return [items, cuts + n] how far each exchange leaves the higher of its two micro-batches above the longest
-        of its pass, less than 0, and what it adds to the cost of all; infinite where it is none. Columns are the
-        micro-batches to which an item moves, then the items with which it changes places."""
+        """Return [items, cuts + n] the score of each exchange. The lowest is the best; infinity is no exchange.
+
+            score = the most by which one of the two micro-batches exceeds the longest of its pass
+                  + what the two cost more than before
+
+        The first columns are the micro-batches to which an item can move; the others are the items with which it can
+        change places."""
         prices = self.prices
         groups = self.prices.groups
         place = self.place

@@ -162,8 +162,12 @@ class Ranks:
         return value
 
     def scatter(self, make: Callable[[int], T] | None, *, device: torch.device | str | None = None) -> T:
-        """What rank 0 makes for this rank's share, of its index; no rank receives what is made for others. None on the
-        other ranks. Collective; tensors of another rank arrive on `device`, None: there are none but on the CPU."""
+        """What rank 0 makes for this rank's share; no rank receives what is made for the others. Collective.
+
+        Args:
+            make: on rank 0, makes the value of a share from the share's index; None on the other ranks.
+            device: where the tensors arrive on the other ranks; None: the values have tensors on the CPU alone.
+        """
         assert make is not None
         return make(0)
 
@@ -223,16 +227,15 @@ class OfStack(Message):
 
 @dataclass(frozen=True)
 class Fill(OfStack):
-    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`; then rank 0 scatters what each
-    fills."""
+    """Run the stage that fills `column`, see `TrainStack.columns`; rank 0 then scatters the trajectories."""
 
     column: str
 
 
 @dataclass(frozen=True)
 class Update(OfStack):
-    """`TrainStack.update` with these arguments; then rank 0 scatters the items. After each update it says whether
-    another one follows, if it may end them early."""
+    """Call `TrainStack.update` with these arguments; rank 0 then scatters the items. If it `may_stop`, rank 0 says
+    after each update whether another one follows."""
 
     objective: Objective[Any]
     planned: int

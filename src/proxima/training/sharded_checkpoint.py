@@ -273,7 +273,7 @@ def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
         here = name if layer_of_name is None else layer_of_name[0]
         if size >= FILE and here != layer:
             size = 0
-            index = index + 1
+            index += 1
         files[name] = index
         layer = here
         size += tensor.numel() * tensor.element_size()

@@ -48,11 +48,9 @@ class LossTokens:
     @classmethod
     def of(cls, b: PolicyBatch) -> "LossTokens":
         counts = segment_count(b.loss_mask, b.cu_seqlens)
-        lengths: Sequence[int]
-        if b.counts.in_loss is None:
+        lengths: Sequence[int] | None = b.counts.in_loss
+        if lengths is None:
             lengths = counts.tolist()
-        else:
-            lengths = b.counts.in_loss
         index = torch.nonzero_static(b.loss_mask, size=sum(lengths)).flatten()
         sequences = torch.nonzero_static(counts, size=sum(count > 0 for count in lengths)).flatten()
         return cls(index, sequences, counts[sequences])

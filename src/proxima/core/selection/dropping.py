@@ -163,10 +163,9 @@ class Prune(Selection):
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         index = group_index(outcomes, self.scope)
         size = advantage.abs().double()
-        if outcomes.identity is None:
+        identity = outcomes.identity
+        if identity is None:
             identity = torch.arange(len(index), device=index.device)
-        else:
-            identity = outcomes.identity
         key = {"largest": -size, "smallest": size, "random": value_hash(identity)}[self.keep]
         if outcomes.stopped is not None:
             key = key.where(~outcomes.stopped, torch.inf)

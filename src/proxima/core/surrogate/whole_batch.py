@@ -38,10 +38,9 @@ def selected_count(share: float, b: PolicyBatch) -> Tensor:
 
 def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
     """[N] bool, `b.selected` if it was precomputed, otherwise the tokens that `spec` selects from this batch alone."""
-    if b.selected is None:
-        chosen = spec.select_tokens(b)
-    else:
-        chosen = b.selected
+    if b.selected is not None:
+        return b.selected
+    chosen = spec.select_tokens(b)
     if chosen is None:
         return torch.zeros_like(b.loss_mask)
     return chosen
