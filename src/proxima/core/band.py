@@ -137,7 +137,8 @@ def outside(value: float, lower: float, upper: float) -> str:
 
 def _within(value: float, lower: float, upper: float) -> str:
     """A value between its bounds, of which one may be infinite: `0.8 <= 0.95 <= 1.2`."""
-    words, _ = format_distinct(value, upper if math.isfinite(upper) else lower)
+    near = upper if math.isfinite(upper) else lower
+    words, _ = format_distinct(value, near)
     if math.isfinite(lower):
         bound, _ = format_distinct(lower, value)
         words = f"{bound} <= {words}"

@@ -120,7 +120,8 @@ class Outcomes:
         for position, group in enumerate(groups):
             for each in contributions_of([group]):
                 rows.append(each)
-                numbers.append(number_of_role[each.group] if each.role else position)
+                number = number_of_role[each.group] if each.role else position
+                numbers.append(number)
                 baselines.append(group.baseline)
         scores = [each.score for each in rows]
         names = list(rewards) or _part_names(scores)

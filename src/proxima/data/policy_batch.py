@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Annotated, Any
 
 import torch
@@ -220,23 +220,18 @@ class PolicyBatch:
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
         group = torch.cat([part.group for part in parts if part.group is not None])
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        tokens: list[int] = []
-        sampled: list[int] = []
-        in_loss: list[int] | None = []
-        for part in parts:
-            tokens += part.counts.tokens
-            sampled += part.counts.sampled
-            if part.counts.in_loss is None:
-                in_loss = None
-            elif in_loss is not None:
-                in_loss += part.counts.in_loss
+        counts = [part.counts for part in parts]
+        in_loss = None
+        known = [each.in_loss for each in counts if each.in_loss is not None]
+        if len(known) == len(counts):
+            in_loss = tuple(chain.from_iterable(known))
         counted = HostCounts(
-            tuple(tokens),
-            tuple(sampled),
-            None if in_loss is None else tuple(in_loss),
-            cut,
-            joined["sampled"],
-            joined["loss_mask"],
+            tokens=tuple(chain.from_iterable(each.tokens for each in counts)),
+            sampled=tuple(chain.from_iterable(each.sampled for each in counts)),
+            in_loss=in_loss,
+            edges=cut,
+            sampled_mask=joined["sampled"],
+            loss_mask=joined["loss_mask"],
         )
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 

@@ -274,12 +274,18 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
     pairs = [(cost(run), cost(other)) for run, other in seed_pairs(cell, baseline)]
     ratios = [b / a for a, b in pairs if 0 < min(a, b) < math.inf]
     return TargetCost(
-        values=tuple(None if value == math.inf else value for value in values),
-        median=None if median == math.inf else median,
+        values=tuple(map(_if_finite, values)),
+        median=_if_finite(median),
         ratio=determined_median(ratios, len(pairs)),
         pairs=len(pairs),
         never=sum(min(pair) == math.inf for pair in pairs),
     )
+
+
+def _if_finite(cost: float) -> float | None:
+    if cost == math.inf:
+        return None
+    return cost
 
 
 def first_reach(run: Run, target: float, axis: str = "step") -> float | None:

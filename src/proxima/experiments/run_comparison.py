@@ -190,7 +190,9 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
         names.append(name)
     unique: list[str] = []
     for name, folder in zip(names, first_folders, strict=True):
-        unique.append(name if names.count(name) == 1 else f"{folder.parent.name}/{name}")
+        if names.count(name) > 1:
+            name = f"{folder.parent.name}/{name}"
+        unique.append(name)
     return unique
 
 

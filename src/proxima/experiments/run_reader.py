@@ -306,8 +306,11 @@ def _below(place: Path, start: Path, count: Iterator[int]) -> Iterator[Path]:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """`seed-2` before `seed-10`."""
-    parts = ["".join(group) for _, group in itertools.groupby(name, str.isdecimal)]
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    key: list[tuple[int, str]] = []
+    for is_number, characters in itertools.groupby(name, str.isdecimal):
+        part = "".join(characters)
+        key.append((int(part), "") if is_number else (-1, part))
+    return key
 
 
 def no_runs(place: Path, exists: bool = False) -> UserError:

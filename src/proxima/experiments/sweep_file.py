@@ -58,10 +58,11 @@ def read_sweep(
     if reader.problems:
         raise ConfigError(reader.problems)
     assert recipe is not None
+    place = Path(folder) if folder else reader.folder()
     return Sweep(
         file=file,
         recipe=recipe,
-        folder=Path(folder) if folder else reader.folder(),
+        folder=place,
         seeds=seeds,
         jobs=jobs,
         cells=_matching(cells, only),

@@ -264,7 +264,8 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
             "a server is checked against its model", remedy="add --model FOLDER, with the weights that it serves"
         )
     holds = EngineSpec in type(spec).__mro__ and spec.needs_weights
-    loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
+    make = tiny_model if model is None else functools.partial(load, model)
+    loaded = functools.cache(make)
     if holds or model is None:
         setup = EngineSetup.of(loaded())
     else:

@@ -154,12 +154,14 @@ class TrainingBatch:
             advantage = None
             if key in scored:
                 advantage = completion_advantage(by_key[key])
-            reached_trainer = key not in self.reasons or key in self.rejected
+            trajectory = None
+            if key not in self.reasons or key in self.rejected:
+                trajectory = by_key.get(key)
             records[key] = CompletionRecord(
                 outcome=self._outcome(key, measured.get(key)),
                 used=key[0] not in self.unused,
                 advantage=advantage,
-                trajectory=by_key.get(key) if reached_trainer else None,
+                trajectory=trajectory,
                 statistics=measured.get(key),
             )
         return records

@@ -284,7 +284,8 @@ def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, Trai
         remember_left_out(other.model.loaded.model, checkpoint.facts.get(f"{name}_left_out", ()))
         tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
         other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
+    state = bytearray.fromhex(str(checkpoint.facts["torch_rng"]))
+    torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
 
 
 def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, Tensor]:
@@ -322,8 +323,10 @@ def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[s
     planner = DefaultLoadPlanner()
     metadata = reader.read_metadata()
     stored: dict[str, Any] = metadata.state_dict_metadata
+    if names is None:
+        names = stored
     tensors: dict[str, Tensor] = {}
-    for name in stored if names is None else names:
+    for name in names:
         facts = stored[name]
         tensors[name] = _empty(name, facts.size, facts.properties.dtype, weights)
     planner.set_up_planner(tensors, metadata)

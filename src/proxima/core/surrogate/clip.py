@@ -49,7 +49,8 @@ def clipped(
 def clip_bounds(ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None) -> tuple[Tensor, Tensor]:
     """[N] each: the bounds of the ratio on the side to which the advantage pushes it; infinite on the other side."""
     lower = either(advantage < 0, 1 - low, -math.inf, ratio)
-    far = either(advantage < 0, math.inf if dual is None else dual, math.inf, ratio)
+    farthest = math.inf if dual is None else dual
+    far = either(advantage < 0, farthest, math.inf, ratio)
     near = either(advantage > 0, 1 + high, math.inf, ratio)
     return lower, torch.where(advantage > 0, near, far)
 
