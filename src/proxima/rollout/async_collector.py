@@ -63,6 +63,13 @@ class EnqueuedPrompt:
         return self.prompt.uid
 
     @property
+    def completions(self) -> Sequence[Completion]:
+        """Its completions so far; after scoring, those that are trained on."""
+        if self.group is None:
+            return tuple(self.received.values())
+        return self.group.completions
+
+    @property
     def scored(self) -> Group:
         """The group; available only after scoring."""
         assert self.group is not None
@@ -112,24 +119,27 @@ class AsyncCollector(DrawingCollector):
         self.limit = limit
         self.refill = refill
         self.listener = listener
-        self._finished = self._taken = finished  # steps; a step in training is taken, but not finished
-        entries = [EnqueuedPrompt.restored(group, pending) for group in pending.groups] + [
-            EnqueuedPrompt(p) for p in pending.prompts
-        ]
+        # steps; a step in training is taken, but not finished
+        self._taken = finished
+        self._finished = finished
+        entries = [EnqueuedPrompt.restored(group, pending) for group in pending.groups]
+        entries += [EnqueuedPrompt(prompt) for prompt in pending.prompts]
         self._entries = {entry.uid: entry for entry in sorted(entries, key=lambda entry: entry.uid)}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._judging = self._woken = self._abandoned = False
+        self._judging = False
+        self._woken = False
+        self._abandoned = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._stalls = 0
         self._stalled = False
         self._paused = False
-        # with episodes the engine is idle, too, while all of them wait for their environments
         if generator.episodes is None:
             self._idle = IdleTime(generator.now)
-        else:
+        else:  # the engine is idle, too, while all episodes wait for their environments
             self._idle = generator.episodes.times.idle
-        self._step_began = self._idle_before = 0.0
+        self._step_began = 0.0
+        self._idle_before = 0.0
         self._tokens = 0  # generated since the previous step's end
 
     # ---- called by the training loop ---------------------------------------------------------------------------------
@@ -144,14 +154,14 @@ class AsyncCollector(DrawingCollector):
         )
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
-        n = self.generator.spec.completions
-        return [
-            (entry.prompt, completion)
-            for entry in self._entries.values()
-            if entry.stage != "rejected"
-            for completion in (entry.group.completions if entry.group else entry.received.values())
-            if completion.sample < n  # not the greedy one, which is never trained on
-        ]
+        held: list[tuple[Prompt, Completion]] = []
+        for entry in self._entries.values():
+            if entry.stage == "rejected":
+                continue
+            for completion in entry.completions:
+                if completion.sample < self.generator.spec.completions:  # the greedy one is never trained on
+                    held.append((entry.prompt, completion))
+        return held
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
         """Collect the groups of the next step; this call marks the previous step as finished.
@@ -181,13 +191,14 @@ class AsyncCollector(DrawingCollector):
             await self._changed.wait()
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        generated, self._tokens = self._tokens, 0  # not the tokens of the step's groups: some were generated earlier
+        generated = self._tokens  # not the tokens of the step's groups: some were generated earlier
+        self._tokens = 0
         idle = self._idle.seconds - self._idle_before  # read before `elapsed`, so that it never exceeds it
         elapsed = self.generator.now() - self._step_began
         return super().step_metrics(seconds) | {
-            "idle/trainer": seconds["generate"] / seconds["step"] if seconds["step"] else 0.0,
-            "idle/engine": min(1.0, idle / elapsed) if elapsed else 0.0,
-            "tokens_per_second/generate": generated / elapsed if elapsed else 0.0,
+            "idle/trainer": _share(seconds["generate"], seconds["step"]),
+            "idle/engine": min(1.0, _share(idle, elapsed)),
+            "tokens_per_second/generate": _share(generated, elapsed),
         }
 
     def engine_paused(self) -> None:
@@ -222,13 +233,12 @@ class AsyncCollector(DrawingCollector):
                 return accepted, rejected
         if self.refill is None:
             return None
-        batches = (len(accepted) + len(rejected)) // self.limit.prompts
-        if batches:
-            groups = [entry.scored for entry in (*accepted, *rejected)]
-        else:
-            groups = []
+        judged = accepted + rejected
+        batches = len(judged) // self.limit.prompts
+        groups = [entry.scored for entry in judged]
         given_up = self.refill.gives_up(batches, groups)
-        if not given_up and not 0 < self.refill.sampling.max_num_gen_batches <= batches:
+        exhausted = 0 < self.refill.sampling.max_num_gen_batches <= batches
+        if not given_up and not exhausted:
             return None
         if given_up or self.refill.sampling.exhausted == "stop":
             raise BatchNotFilled(
@@ -248,18 +258,23 @@ class AsyncCollector(DrawingCollector):
         version: int,
     ) -> CollectedBatch:
         gone = {entry.uid for entry in (*accepted, *rejected)}
-        queue = sum(entry.stage == "accepted" and entry.uid not in gone for entry in self._entries.values())
+        remaining = {uid: entry for uid, entry in self._entries.items() if uid not in gone}
+        queue = sum(entry.stage == "accepted" for entry in remaining.values())
+
+        groups = [entry.scored for entry in accepted]
+        dropped = [(entry.scored, entry.reason) for entry in rejected]
+        dropped += [(group, STALE) for group in evicted]
         # counted in the step that takes them, so that a step without newly finished groups has rewards, too
-        groups = [*(entry.scored for entry in (*accepted, *rejected)), *evicted]
+        generated = groups + [group for group, _ in dropped]
         batch = CollectedBatch(
-            groups=tuple(entry.scored for entry in accepted),
-            dropped=(*((entry.scored, entry.reason) for entry in rejected), *((group, STALE) for group in evicted)),
-            generated=tuple(sorted(groups, key=lambda group: group.prompt.uid)),
+            groups=tuple(groups),
+            dropped=tuple(dropped),
+            generated=tuple(sorted(generated, key=lambda group: group.prompt.uid)),
             version=version,
             accepted=len(accepted) + len(evicted),
             measured=self._measured(accepted, evicted, queue, version),
         )
-        self._entries = {uid: entry for uid, entry in self._entries.items() if uid not in gone}
+        self._entries = remaining
         self._stalls = 0
         self._taken += 1
         self.listener.taken(batch.uids)
@@ -268,7 +283,9 @@ class AsyncCollector(DrawingCollector):
     def _measured(
         self, accepted: Sequence[EnqueuedPrompt], evicted: Sequence[Group], queue: int, version: int
     ) -> dict[str, float]:
-        completions = [completion for entry in accepted for completion in entry.scored.completions]
+        completions: list[Completion] = []
+        for entry in accepted:
+            completions += entry.scored.completions
         columns = [completion.versions for completion in completions if completion.generated]
         lags = Counter[int]()  # tokens; one completion at a time, since a whole batch takes gigabytes
         for column in columns:
@@ -279,7 +296,7 @@ class AsyncCollector(DrawingCollector):
             "async/running": self._count("generating"),
             "async/capacity_stalls": self._stalls,
             "async/evicted": len(evicted),
-            "interrupted_fraction": mixed / len(completions) if completions else 0.0,
+            "interrupted_fraction": _share(mixed, len(completions)),
             **{f"lag/{lag}": tokens / lags.total() for lag, tokens in sorted(lags.items()) if tokens},
         }
 
@@ -331,10 +348,12 @@ class AsyncCollector(DrawingCollector):
             prompts = self.source.next(room)
             self.listener.enqueued(prompts)
             for prompt in prompts:
-                entry = self._entries[prompt.uid] = EnqueuedPrompt(prompt)
+                entry = EnqueuedPrompt(prompt)
+                self._entries[prompt.uid] = entry
                 self._generate(entry)
         stalled = not room and self.limit.stalled(**counts)
-        self._stalls += stalled and not self._stalled
+        if stalled and not self._stalled:
+            self._stalls += 1
         self._stalled = stalled
         self._track_idleness()
 
@@ -365,7 +384,10 @@ class AsyncCollector(DrawingCollector):
         entry.stage = "unjudged"
 
     def _judge_next(self) -> None:
-        block = [] if self._judging else self._next_block()
+        """Judge the next block, unless one is being judged."""
+        if self._judging:
+            return
+        block = self._next_block()
         if not block:
             return
         if self.generator.rewards.has_batch or self.refill is not None:
@@ -380,8 +402,9 @@ class AsyncCollector(DrawingCollector):
         unjudged = [entry for entry in self._entries.values() if entry.stage == "unjudged"]
         if not self.generator.rewards.has_batch:
             return unjudged
-        unsettled = [entry for entry in self._entries.values() if entry.stage not in ("accepted", "rejected")]
-        candidates = unsettled if self.limit.over_age == "wait" else unjudged
+        candidates = unjudged
+        if self.limit.over_age == "wait":  # the next ones in the order of the data
+            candidates = [entry for entry in self._entries.values() if entry.stage not in ("accepted", "rejected")]
         missing = self.limit.prompts - self._count("accepted") % self.limit.prompts
         block = candidates[:missing]
         if len(block) == missing and all(entry.stage == "unjudged" for entry in block):
@@ -414,3 +437,8 @@ class AsyncCollector(DrawingCollector):
 
     def _track_idleness(self) -> None:
         self._idle.update("collector", self._paused or not self._count("generating"))
+
+
+def _share(part: float, whole: float) -> float:
+    """`part` / `whole`; 0 if there is no whole."""
+    return part / whole if whole else 0.0

@@ -16,7 +16,8 @@ from proxima.rollout.prompt_limits import MAX_OVERSAMPLE, DynamicSampling, runni
 from proxima.task.prompts import PromptSource
 from proxima.task.question_pool import Judgement
 
-STALE, SURPLUS = "stale", "surplus"
+STALE = "stale"
+SURPLUS = "surplus"
 Dropped = tuple[tuple[Group, str], ...]  # groups, each with its reason
 Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, for groups that can't be used
 History = Callable[[], Iterable[Mapping[str, Any]]]  # metrics of the finished steps, newest first
@@ -90,18 +91,21 @@ class CollectedBatch:
     @property
     def uids(self) -> list[int]:
         """The uids of the groups that leave the collector because the step uses or drops them."""
-        return [group.prompt.uid for group in (*self.groups, *(group for group, _ in self.dropped))]
+        used = [group.prompt.uid for group in self.groups]
+        dropped = [group.prompt.uid for group, _ in self.dropped]
+        return used + dropped
 
     def metrics(self) -> dict[str, float]:
         """Counts of the step, and the age of the groups that it uses, in policy versions."""
         ages = [group_age(group, self.version) for group in self.groups]
+        mean_age = sum(ages) / len(ages) if ages else 0.0
         return {
             "prompts_generated": len(self.generated),
             "prompts_carried": len(self.carried),
             "prompts_accepted": self.accepted,
             "prompts_unscored": without_score(self.generated),
             "gen_batches": self.gen_batches,
-            "age/mean": sum(ages) / len(ages) if ages else 0.0,
+            "age/mean": mean_age,
             "age/max": max(ages, default=0),
             **self.measured,
         }
@@ -126,13 +130,17 @@ class Pending:
 
     def facts(self) -> dict[str, Any]:
         """Return JSON values for a checkpoint, which stores the groups separately; empty ones are omitted."""
+        facts: dict[str, Any] = {"pending": [group.prompt.uid for group in self.groups]}
         more = {
             "in_flight": [prompt.uid for prompt in self.prompts],
             "rejected": [[uid, reason] for uid, reason in self.rejected.items()],
             "unjudged": sorted(self.unjudged),
+            "weights": [[prompt.uid, prompt.weight] for prompt in self.prompts if prompt.weight != 1],
         }
-        more["weights"] = [[prompt.uid, prompt.weight] for prompt in self.prompts if prompt.weight != 1]
-        return {"pending": [group.prompt.uid for group in self.groups]} | {k: v for k, v in more.items() if v}
+        for name, values in more.items():
+            if values:
+                facts[name] = values
+        return facts
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], groups: Sequence[Group], prompts: Sequence[Prompt]) -> "Pending":
@@ -188,8 +196,9 @@ class Collector:
 
         Returns: the result of `EpisodeTimes.taken` if there are episodes, else nothing.
         """
-        player = None if self.generator is None else self.generator.episodes
-        return {} if player is None else player.times.taken()
+        if self.generator is None or self.generator.episodes is None:
+            return {}
+        return self.generator.episodes.times.taken()
 
     def abandon(self) -> None:
         """Stop all work between steps; nothing is collected after this."""
@@ -207,8 +216,10 @@ class DrawingCollector(Collector):
         self.source.judged(judgements)
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        pool = self.source.pool
-        return super().step_metrics(seconds) | ({} if pool is None else pool.taken())
+        metrics = super().step_metrics(seconds)
+        if self.source.pool is None:
+            return metrics
+        return metrics | self.source.pool.taken()
 
 
 class BatchCollector(DrawingCollector):
@@ -282,9 +293,10 @@ class BatchCollector(DrawingCollector):
             raise BatchNotFilled(
                 batches=batches, wanted=self.prompts, usable=len(usable), generated=generated, dropped=tuple(dropped)
             )
-        groups, surplus = usable[: self.prompts], usable[self.prompts :]
+        groups = usable[: self.prompts]
+        surplus = usable[self.prompts :]
         if self.max_lag == 0:
-            dropped = dropped + [(group, SURPLUS) for group in surplus]
+            dropped += [(group, SURPLUS) for group in surplus]
             surplus = []
         self.carried = tuple(surplus)
         batch = CollectedBatch(
@@ -314,8 +326,13 @@ class BatchCollector(DrawingCollector):
         """Split the groups carried over, by uid, into those that may be used and those that are too old."""
         carried = sorted(self.carried, key=lambda group: group.prompt.uid)
         self.carried = ()
-        usable = [group for group in carried if group_age(group, version) <= self.max_lag]
-        stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
+        usable: list[Group] = []
+        stale: list[tuple[Group, str]] = []
+        for group in carried:
+            if group_age(group, version) <= self.max_lag:
+                usable.append(group)
+            else:
+                stale.append((group, STALE))
         return usable, stale
 
     def _next_prompts(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> list[Prompt]:
@@ -326,7 +343,8 @@ class BatchCollector(DrawingCollector):
         if fixed is not None:
             return self.source.next(fixed)
 
-        rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
+        judged = len(generated) - without_score(generated)
+        rate = running_acceptance(history(), judged, accepted)
         most = MAX_OVERSAMPLE * self.prompts
         if self.source.pool is None:
             return self.source.next(min(math.ceil(missing / rate), most))
@@ -335,4 +353,7 @@ class BatchCollector(DrawingCollector):
 
 def group_age(group: Group, version: int) -> int:
     """The number of policy versions by which the group's oldest token is behind; 0 for a group without tokens."""
-    return version - (version if group.oldest_version is None else group.oldest_version)
+    oldest = group.oldest_version
+    if oldest is None:
+        return 0
+    return version - oldest

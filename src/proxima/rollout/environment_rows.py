@@ -43,8 +43,12 @@ class EnvironmentRows(PlayedTask):
 
     def rows(self, seed: int) -> Rows:
         """Return the environment's rows; the seed has no effect."""
-        arguments = dict(self.environment if isinstance(self.environment, Mapping) else {"kind": self.environment})
-        kind = arguments.pop("kind")
+        arguments: dict[str, Any] = {}
+        if isinstance(self.environment, Mapping):
+            arguments = dict(self.environment)
+            kind = arguments.pop("kind")
+        else:
+            kind = self.environment
         own = user_class(kind) if ":" in kind else None
         _require_rows(kind, own or _asked_class(kind))
         with within("environment"):
@@ -58,14 +62,19 @@ class EnvironmentRows(PlayedTask):
             if error.field not in ("split", "size"):
                 error.field = f"environment.{error.field}"
             raise
-        message = "leaves no row"
-        require(bool(items), "skip" if self.skip else "split", self.skip or self.split, message)
+        if self.skip:
+            require(bool(items), "skip", self.skip, "leaves no row")
+        else:
+            require(bool(items), "split", self.split, "leaves no row")
         return MappedRows(items, _row)
 
 
 def _asked_class(kind: object) -> type | None:
     """The class of a kind that can be asked for rows."""
-    return agent_class(kind) or (ENVIRONMENTS[str(kind)] if is_concurrent(kind) else None)
+    cls = agent_class(kind)
+    if cls is None and is_concurrent(kind):
+        return ENVIRONMENTS[str(kind)]
+    return cls
 
 
 def _require_rows(kind: object, cls: type | None) -> None:

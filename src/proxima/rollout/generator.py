@@ -48,8 +48,13 @@ class GroupSpec:
             sampling = self.sampling
         else:
             sampling = self.sampling_by_prompt(prompt)
-        settings = [sampling] * self.completions + [greedy(sampling)] * self.greedy_baseline
-        return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
+        settings = [sampling] * self.completions
+        if self.greedy_baseline:
+            settings.append(greedy(sampling))
+        return [
+            Request(prompt=prompt, sample=number, sampling=of_sample, seed=self.seed)
+            for number, of_sample in enumerate(settings)
+        ]
 
 
 def greedy(sampling: Sampling) -> Sampling:
@@ -115,7 +120,8 @@ class GroupGenerator:
         self.episodes = episodes
         self.stop = stop
         self._watched: dict[int, WatchedGroup] = {}  # by uid
-        self.scoring_seconds = self._completed_at = 0.0
+        self.scoring_seconds = 0.0
+        self._completed_at = 0.0
 
     async def generate(self, prompts: Sequence[Prompt], listener: RolloutListener) -> AsyncGenerator[Group, None]:
         """Yield each group as soon as its scores are final.
@@ -139,7 +145,8 @@ class GroupGenerator:
                 if not self.rewards.has_batch:
                     yield arrival
             if self.rewards.has_batch and prompts:
-                for group in await self.rewards.score_batch([groups[prompt.uid] for prompt in prompts]):
+                in_order = [groups[prompt.uid] for prompt in prompts]
+                for group in await self.rewards.score_batch(in_order):
                     yield group
             await rollout
             self.scoring_seconds = self.now() - self._completed_at
@@ -162,8 +169,10 @@ class GroupGenerator:
                     samples[completion.sample] = completion
                     if len(samples) == self.spec.size:
                         listener.generated(completion.prompt_uid)
+                        prompt = by_uid[completion.prompt_uid]
                         group = tuple(samples[i] for i in range(self.spec.size))
-                        scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
+                        task = asyncio.create_task(self._score(prompt, group, arrivals))
+                        scoring.append(task)
                     done += 1
                     listener.completed(done, total)
             self._completed_at = self.now()
@@ -177,7 +186,8 @@ class GroupGenerator:
     async def _score(
         self, prompt: Prompt, completions: tuple[Completion, ...], arrivals: "asyncio.Queue[Group | BaseException]"
     ) -> None:
-        arrivals.put_nowait(await self.score(prompt, completions))
+        group = await self.score(prompt, completions)
+        arrivals.put_nowait(group)
 
     async def complete(self, prompt: Prompt, received: dict[int, Completion]) -> tuple[Completion, ...]:
         """Generate the completions of one prompt, in a separate engine call.
@@ -200,14 +210,18 @@ class GroupGenerator:
             UserError: a token is of a version that the engine does not have.
             RuntimeError: the engine ended without some of them; any exception of the engine.
         """
-        requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
+        requests: list[Request] = []
+        for prompt in prompts:
+            requests += self.spec.requests(prompt)
         missing = {(request.prompt.uid, request.sample) for request in requests}
         if self.stop is not None:
-            self._watched |= {prompt.uid: self._watch(prompt, self.stop) for prompt in prompts}
+            for prompt in prompts:
+                self._watched[prompt.uid] = self._watch(prompt, self.stop)
+        answering = self.episodes or self.engine
         try:
-            async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
+            async with aclosing(answering.generate(requests)) as stream:  # type: ignore[type-var]
                 async for completion in stream:
-                    completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
+                    completion.check_version(self._newest_version())
                     missing.discard((completion.prompt_uid, completion.sample))
                     if completion.prompt_uid in self._watched:
                         self._watched[completion.prompt_uid].ended(completion)
@@ -217,7 +231,8 @@ class GroupGenerator:
                 self._unwatch(prompt)
             raise
         if missing:
-            names = ", ".join(prompt_name(uid) for uid in sorted({uid for uid, _ in missing}))
+            uids = sorted({uid for uid, _ in missing})
+            names = ", ".join(map(prompt_name, uids))
             raise RuntimeError(f"the engine ended without all completions of {names}")
 
     def _watch(self, prompt: Prompt, rule: StopRule) -> WatchedGroup:
@@ -230,6 +245,12 @@ class GroupGenerator:
         watched = self._watched.pop(prompt.uid, None)
         if watched is not None:
             watched.close()
+
+    def _newest_version(self) -> int | None:
+        """The version of the weights published last; None if the engine does not say."""
+        if isinstance(self.engine, Executor):
+            return self.engine.newest
+        return None
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
         """Score the group of a prompt, or of the prompt with which its environment replaced it, by all rewards except

@@ -82,7 +82,9 @@ class AnswerTexts:
         first = needed.runs[0]
         begun = [prompt.begun for prompt in self.prompts]
         if needed.anchored and begun and all(map(bool, begun)):
-            texts = [text.lstrip() if needed.after_space else text for text in begun]
+            texts = begun
+            if needed.after_space:
+                texts = [text.lstrip() for text in begun]
             if not any(text.startswith(first) or first.startswith(text) for text in texts):
                 beginning = quoted(begun[0], 60)
                 yield f"every answer begins with {beginning}, which is in the prompt, and a match with {quoted(first)}"
@@ -96,12 +98,16 @@ class AnswerTexts:
 
 def _shares(begun: str, run: str) -> bool:
     """True if a run, or its beginning, may be in the beginning of an answer."""
-    return bool(begun) and (run in begun or any(begun.endswith(run[:n]) for n in range(1, len(run) + 1)))
+    if not begun:
+        return False
+    return run in begun or any(begun.endswith(run[:n]) for n in range(1, len(run) + 1))
 
 
 def _last_text(prompt: Prompt) -> str:
     """The text with which a prompt without a chat template ends."""
-    last = prompt.messages[-1] if prompt.messages else {}
+    if not prompt.messages:
+        return ""
+    last = prompt.messages[-1]
     if last.get("raw"):
         return str(last.get("content", ""))
     return ""

@@ -103,13 +103,15 @@ class InFlightLimit:
             generating: the running prompts that the engine works on.
         """
         drawn = accepted + running
-        free = self._lag_bound(finished) - drawn, self.steps * self.prompts - drawn
-        return max(0, min(self.concurrent - generating, *free))
+        within_load = self.concurrent - generating
+        within_lag = self._lag_bound(finished) - drawn
+        within_run = self.steps * self.prompts - drawn
+        return max(0, min(within_load, within_lag, within_run))
 
     def stalled(self, *, finished: int, accepted: int, running: int, generating: int) -> bool:
         """Return True if the engine has a free place that only `max_lag` keeps empty."""
-        needed = self._lag_bound(finished) <= accepted + running < self.steps * self.prompts
-        return generating < self.concurrent and needed
+        kept_by_lag = self._lag_bound(finished) <= accepted + running < self.steps * self.prompts
+        return generating < self.concurrent and kept_by_lag
 
     def _lag_bound(self, finished: int) -> int:
         return (self.max_lag + finished + 1) * self.prompts

@@ -1,11 +1,9 @@
 """Checks of the rewards before the weights are loaded.
 
-validate_answers   checks that the rewards are ready, that the rows have the columns they need, and that they can read
-the
-                   reference answers: generation for a row whose answer no reward can read is wasted
+validate_answers   checks that the rewards are ready, that the rows have the columns they need, and that the rewards
+                   can read the reference answers: generation for a row whose answer none can read is wasted
 try_rewards        checks that the rewards score at all: one that raises on every completion would end the run only
-after
-                   loading the weights, an evaluation and some steps
+                   after loading the weights, an evaluation and some steps
 """
 
 import asyncio
@@ -58,8 +56,10 @@ def validate_answers(
     for answers in sets:
         require_columns(rewards.rewards, answers, limit, seed)
     rewards.check()
-    compared = sets if rewards.comparing else ()
-    unread = [note for answers in compared for note in _notes(answers, rewards, limit, most_unreadable, seed)]
+    unread: list[str] = []
+    if rewards.comparing:
+        for answers in sets:
+            unread += _notes(answers, rewards, limit, most_unreadable, seed)
     return [*rewards.notes(), *unread]
 
 
@@ -70,17 +70,20 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
         FieldError: a function has a parameter that is not a column of a row; the message names the nearest column.
     """
     functions = [(number, reward) for number, reward in enumerate(rewards) if REWARDS.holds(reward, "function")]
+    if not functions:
+        return
     seen = set[tuple[int, tuple[str, ...]]]()
-    for row in _checked(answers, limit, seed) if functions else ():
+    for row in _checked(answers, limit, seed):
         for number, reward in functions:
             columns = tuple(reward.call.columns(answers.rows[row]))
-            if (number, columns) not in seen:
-                seen.add((number, columns))
-                problem = reward.call.problem(columns)
-                if problem:
-                    reason, remedy = problem
-                    place = f"names a function that {reason} of {answers.name}, row {row}"
-                    raise FieldError(f"reward.{number}.path", reward.path, place, remedy=remedy)
+            if (number, columns) in seen:
+                continue
+            seen.add((number, columns))
+            problem = reward.call.problem(columns)
+            if problem:
+                reason, remedy = problem
+                place = f"names a function that {reason} of {answers.name}, row {row}"
+                raise FieldError(f"reward.{number}.path", reward.path, place, remedy=remedy)
 
 
 def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
@@ -107,12 +110,10 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
         of = f"{looked:,}"
     else:
         of = f"{looked:,} checked, of {answers.count:,},"
-    quoted = "; ".join(f"row {row} {_quoted(answer)} ({why})" for row, answer, why in unread[:SHOWN])
+    quoted = [f"row {row} {_quoted(answer)} ({why})" for row, answer, why in unread[:SHOWN]]
     if len(unread) > SHOWN:
-        more = f"; and {len(unread) - SHOWN:,} more"
-    else:
-        more = ""
-    facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
+        quoted.append(f"and {len(unread) - SHOWN:,} more")
+    facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {'; '.join(quoted)}"
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
@@ -192,18 +193,22 @@ async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: An
         unjudged = []
         for number, prompt in enumerate(some, len(groups)):
             tried = replace(prompt, uid=TRIAL_UID + number)
-            if isinstance(prompt.answer, list) and prompt.answer:
-                right = prompt.answer[0]
-            else:
-                right = prompt.answer
-            answer = "7" if right is None else as_text(right)
-            completions = tuple(_completion(tried, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
+            texts = (_right_answer(prompt), PLAIN)
+            completions = tuple(_completion(tried, i, text, tokenizer) for i, text in enumerate(texts))
             scores = tuple(await rewards.score(tried, completions))
             unjudged.append(Group(prompt=tried, completions=completions, scores=scores))
         groups += await rewards.score_batch(unjudged)
         if without_score(groups) < len(groups):
             break
     return groups
+
+
+def _right_answer(prompt: Prompt) -> str:
+    """The first answer of a row, as text; any number if it has none."""
+    right = prompt.answer
+    if isinstance(right, list) and right:
+        right = right[0]
+    return "7" if right is None else as_text(right)
 
 
 def _completion(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Completion:

@@ -32,7 +32,9 @@ def sampling_of(source: TaskSource, sampling: Sampling, *, evaluates: bool = Fal
         FieldError: a value is out of range.
     """
     own = source.sampling
-    return replace(sampling, **{name: own[name] for name in own if not evaluates or name in ALSO_GREEDY})
+    if evaluates:
+        own = {name: value for name, value in own.items() if name in ALSO_GREEDY}
+    return replace(sampling, **own)
 
 
 def settings_of(source: TaskSource, episode: EpisodeSettings) -> EpisodeSettings:
@@ -72,7 +74,8 @@ def rows_by_source(sources: Sequence[TaskSource], answers: ReferenceAnswers) -> 
     """The rows of each source among those of a mix, by the name of the source, without sources that have none."""
     numbers: dict[str, list[int]] = {}
     for number in range(answers.count):
-        numbers.setdefault(source_of(sources, answers.rows[number].metadata).name, []).append(number)
+        source = source_of(sources, answers.rows[number].metadata)
+        numbers.setdefault(source.name, []).append(number)
     return {
         name: replace(answers, rows=PartOfRows(answers.rows, tuple(of_source)), count=len(of_source))
         for name, of_source in numbers.items()
@@ -145,7 +148,10 @@ class SourceRewards:
     def __init__(self, sources: Sequence[TaskSource], runners: Mapping[str, RewardRunner]) -> None:
         self.sources = sources
         self.runners = runners
-        self.labels = tuple(dict.fromkeys(label for runner in runners.values() for label in runner.labels))
+        labels: dict[str, None] = {}  # each once, in order
+        for runner in runners.values():
+            labels |= dict.fromkeys(runner.labels)
+        self.labels = tuple(labels)
 
     @property
     def has_batch(self) -> bool:
@@ -240,15 +246,22 @@ class SourceEpisodes(EpisodePlayer):
             player.times = self.times  # the engine is idle when no source awaits a turn
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
-        return [path for player in self.players.values() for path in player.unfinished(running)]
+        paths: PartialPaths = []
+        for player in self.players.values():
+            paths += player.unfinished(running)
+        return paths
 
     @asynccontextmanager
     async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
         parts: dict[str, list[Request]] = {}
+        answered: list[Request] = []  # by the engine
         for request in requests:
             source = source_of(self.sources, request.prompt.metadata)
-            parts.setdefault(source.world_path if source.world_path in self.players else "", []).append(request)
-        answers = asyncio.create_task(self._answer(parts.pop("", []), deliver))
+            if source.world_path in self.players:
+                parts.setdefault(source.world_path, []).append(request)
+            else:
+                answered.append(request)
+        answers = asyncio.create_task(self._answer(answered, deliver))
         try:
             async with AsyncExitStack() as players:
                 for path, of_player in parts.items():
