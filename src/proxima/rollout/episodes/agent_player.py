@@ -33,7 +33,14 @@ from proxima.environment.start_rate import StartRate
 from proxima.environment.tool_calls import before_calls, call_beginning, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatEndpoint, unknown_key
-from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest, TokenLogProb
+from proxima.rollout.episodes.formats.chat import (
+    ChatAnswer,
+    ChatMessage,
+    ChatRefused,
+    ChatRequest,
+    FinishReason,
+    TokenLogProb,
+)
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
@@ -41,6 +48,7 @@ from proxima.rollout.episodes.played import (
     EpisodePlayer,
     PartialPaths,
     Played,
+    PlayedTurn,
     TurnAnswer,
     failed_episode,
     row_of,
@@ -170,16 +178,14 @@ class AgentEpisodes(EpisodePlayer):
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         by_key = {completion.key: completion for completion in running}
-        return [
-            path
-            for (uid, sample), episode in self.playing.items()
-            for talk in episode.talks
-            for path in talk.played.so_far(
-                by_key.get((uid, sample, talk.asking)) if talk.answering else None,
-                [*talk.numbers, talk.asking],
-                grammar=talk.grammar,
-            )
-        ]
+        paths: PartialPaths = []
+        for (uid, sample), episode in self.playing.items():
+            for talk in episode.talks:
+                turn = None
+                if talk.answering:
+                    turn = by_key.get((uid, sample, talk.asking))
+                paths += talk.played.so_far(turn, [*talk.numbers, talk.asking], grammar=talk.grammar)
+        return paths
 
     @asynccontextmanager
     async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
@@ -208,12 +214,14 @@ class AgentEpisodes(EpisodePlayer):
             self._users -= 1
             if not self._users:
                 self._time.stop()
-                if (
-                    self._outside is None and self._endpoint is not None
-                ):  # who comes from outside asks between the steps, too
-                    endpoint = self._endpoint
-                    self._endpoint = None
-                    await endpoint.close()
+                if self._outside is None:  # agents from outside ask between the steps, too
+                    await self._close_endpoint()
+
+    async def _close_endpoint(self) -> None:
+        endpoint = self._endpoint
+        self._endpoint = None
+        if endpoint is not None:
+            await endpoint.close()
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
@@ -241,9 +249,10 @@ class AgentEpisodes(EpisodePlayer):
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
         clock = episode.clock
+        address = "" if self._endpoint is None else self._endpoint.address
         job = AgentJob(
             row=row_of(request.prompt),
-            base_url="" if self._endpoint is None else self._endpoint.address,
+            base_url=address,
             api_key=key,
             clock=clock,
             group=request.prompt.uid,
@@ -281,15 +290,7 @@ class AgentEpisodes(EpisodePlayer):
             raise episode.broken
         talks = [talk for talk in episode.talks if talk.played.turns]
         if not talks or episode.last is None:
-            if episode.cut == "context":
-                where = "the model's context"
-            else:
-                where = f"episode.{episode.cut}"
-            if episode.cut:
-                what = f"'s first chat leaves no room for an answer in {where}"
-            else:
-                what = " never asked the policy"
-            raise EnvironmentFailure(f"its agent{what}")
+            raise _without_a_turn(episode.cut)
         return self._completion(episode, talks, reward, attempts)
 
     def _completion(
@@ -299,25 +300,36 @@ class AgentEpisodes(EpisodePlayer):
         has the episode's last turn."""
         assert episode.last is not None
         text = episode.last.played.turns[-1].completion.text
-        parts = given.parts if isinstance(given, RewardWithParts) else {}
-        plain = given.value if isinstance(given, RewardWithParts) else given
-        rewards, reward = self._rewards(plain, list(dict.fromkeys(talk.player for talk in talks)))
+        parts: Mapping[str, float] = {}
+        if isinstance(given, RewardWithParts):
+            parts = given.parts
+            plain = given.value
+        else:
+            plain = given
+        players = list(dict.fromkeys(talk.player for talk in talks))
+        rewards, reward = self._rewards(plain, players)
         if episode.paid:
             rewards, reward = _with_rewards_of_turns(rewards, reward, talks)
         cut_off: Cut = episode.refused or episode.last.cut
-        made = [talk.played.completion(cut=cut_off, reward=reward, attempts=attempts) for talk in talks]
-        numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
+        numbered: list[Completion] = []
+        for talk in talks:
+            whole = talk.played.completion(cut=cut_off, reward=reward, attempts=attempts)
+            numbered += [_numbered(path, talk) for path in whole.paths]
         *earlier, last = sorted(numbered, key=_last_turn)
         forks = len(earlier)
         last_paths = {_player_of(path): path for path in (*earlier, last)}
         refused = "" if episode.refused == "context" else episode.refused  # a further turn of any player
-        cuts = {talk.player: talk.cut or refused for talk in sorted(talks, key=lambda talk: talk.numbers[-1])}
+        by_last_turn = sorted(talks, key=lambda talk: talk.numbers[-1])
+        cuts = {talk.player: talk.cut or refused for talk in by_last_turn}
 
         def older(path: Completion) -> Completion:
             assert path.episode is not None
-            cut = bool(cuts[_player_of(path)]) and last_paths[_player_of(path)] is path  # of another player
+            player = _player_of(path)
+            cut = cuts[player] and last_paths[player] is path  # of another player
             ended = replace(path.episode, forks=forks, reward=None, cut="")
-            return replace(path, finish_reason="length" if cut else "stop", episode=ended)
+            if cut:
+                return replace(path, finish_reason="length", episode=ended)
+            return replace(path, finish_reason="stop", episode=ended)
 
         assert last.episode is not None
         episode_of_all = replace(last.episode, forks=forks, rewards=rewards, parts=parts, unrewarded=episode.unrewarded)
@@ -507,17 +519,23 @@ class AgentEpisodes(EpisodePlayer):
             length = self.settings.tokens - (self.settings.tokens - length) // asked.answers
         room = played.room(self.settings, self.context, length)
         if room < 1:
-            episode.cut = episode.refused = talk.cut = "context" if context_left < 1 else "tokens"
+            limit: Cut = "context" if context_left < 1 else "tokens"
+            episode.cut = limit
+            episode.refused = limit
+            talk.cut = limit
             raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
         most = min(room, asked.max_tokens or room)
-        request = replace(played.next_request(most), turn=episode.turns)
-        request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
-        request = replace(request, grammar=None if asked.grammar is None else asked.grammar.schema)
+        request = played.next_request(most)
+        sampling = replace(request.sampling, stop=(*request.sampling.stop, *asked.stop))
+        schema = None if asked.grammar is None else asked.grammar.schema
+        request = replace(request, turn=episode.turns, sampling=sampling, grammar=schema)
         talk.asking = episode.turns
         talk.grammar = asked.grammar is not None
         episode.turns += 1
         episode.refused = ""
-        return AskedTurn(talk, request, "" if most < room else "context" if room == context_left else "tokens")
+        if most < room:
+            return AskedTurn(talk, request, "")
+        return AskedTurn(talk, request, "context" if room == context_left else "tokens")
 
     def _answer(
         self, episode: AgentEpisode, asked_turn: AskedTurn, asked: ChatRequest, completion: Completion
@@ -539,21 +557,20 @@ class AgentEpisodes(EpisodePlayer):
             turn.said = read_calls(completion.text, self.tool_format, tools)
         if turn.calls:
             content = before_calls(hidden + content, self.tool_format, tools)[len(hidden) :]
-        calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
+        log_probs = self._log_probs(completion) if asked.log_probs else None
         answer = ChatAnswer(
             content=content,
             turn=completion.turn,
-            calls=calls,
-            finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
+            calls={f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)},
+            finish_reason=_finish_reason(turn),
             stopped_by=completion.stopped_by,
             prompt_tokens=len(talk.played.contexts[-1]),
             completion_tokens=len(completion.tokens),
-            log_probs=self._log_probs(completion) if asked.log_probs else None,
+            log_probs=log_probs,
         )
+        before = asked.messages
         if asked.continues:
-            before = asked.messages[:-1]
-        else:
-            before = asked.messages
+            before = before[:-1]
         talk.history = [*before, replace(answer.message, content=hidden + content)]
         talk.answering = False
         episode.last = talk
@@ -578,16 +595,17 @@ class AgentEpisodes(EpisodePlayer):
     async def _talk(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> Talk:
         """Return the conversation that a chat continues, with the new messages added, or a new conversation. Chats are
         encoded in threads, because a long one takes seconds, in which other agents would wait."""
-        for talk in () if asked.forced else reversed(episode.talks):
-            new = talk.continued_by(asked, player)
-            if new:
-                observed = [self._message(message, asked.tools) for message in new]
-                conversation = copy(talk.played.conversation)
-                await asyncio.to_thread(conversation.observe, observed)
-                talk.played.turns[-1].answers = [TurnAnswer(message) for message in observed]
-                talk.played.conversation = conversation
-                talk.answering = True
-                return talk
+        if not asked.forced:
+            for talk in reversed(episode.talks):
+                new = talk.continued_by(asked, player)
+                if new:
+                    observed = [self._message(message, asked.tools) for message in new]
+                    conversation = copy(talk.played.conversation)
+                    await asyncio.to_thread(conversation.observe, observed)
+                    talk.played.turns[-1].answers = [TurnAnswer(message) for message in observed]
+                    talk.played.conversation = conversation
+                    talk.answering = True
+                    return talk
         talk = await asyncio.to_thread(self._new_talk, episode.request, asked, player)
         episode.talks.append(talk)
         return talk
@@ -637,6 +655,21 @@ class AgentEpisodes(EpisodePlayer):
         return template
 
 
+def _without_a_turn(cut: Cut) -> EnvironmentFailure:
+    """The failure of an episode without a turn; `cut` is the limit for which its first one was refused."""
+    if not cut:
+        return EnvironmentFailure("its agent never asked the policy")
+    where = "the model's context" if cut == "context" else f"episode.{cut}"
+    return EnvironmentFailure(f"its agent's first chat leaves no room for an answer in {where}")
+
+
+def _finish_reason(turn: PlayedTurn) -> FinishReason:
+    """Why an answer ended, in the words of the API."""
+    if turn.completion.finish_reason == "length":
+        return "length"
+    return "tool_calls" if turn.calls else "stop"
+
+
 def _with_rewards_of_turns(
     rewards: Mapping[str, float], reward: float | None, talks: Sequence[Talk]
 ) -> tuple[dict[str, float], float]:
@@ -670,11 +703,10 @@ def _last_turn(path: Completion) -> int:
 
 def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:
     """Return True if a message sent back equals the known one: agents strip spaces and assign their own ids."""
+    same_text = recorded.content.strip() == given.content.strip()
     same_calls = [*map(_call_key, recorded.calls)] == [*map(_call_key, given.calls)]
     same_images = recorded.images == given.images
-    return (
-        recorded.role == given.role and recorded.content.strip() == given.content.strip() and same_calls and same_images
-    )
+    return recorded.role == given.role and same_text and same_calls and same_images
 
 
 def _call_key(call: ToolCall) -> tuple[str, Any]:

@@ -88,7 +88,8 @@ class TurnTemplate:
                 text, _ = self.around([self.message(message) for message in before], (), "user")
             except UserError:  # the template wants more messages
                 text = ""
-            beginning = np.array(self.encode_chat(text) if text else (), np.int32)
+            tokens_of_text = self.encode_chat(text) if text else []
+            beginning = np.array(tokens_of_text, np.int32)
             if len(self._beginnings) >= MOST_BEGINNINGS:  # agents that write the time into each
                 self._beginnings.clear()
             self._beginnings[key] = beginning
@@ -97,8 +98,9 @@ class TurnTemplate:
     def encode_after(self, before: str, text: str) -> list[int]:
         """Encode a text that follows another. If a control token ends the first text, it is encoded together with the
         text, since such a token may absorb the space around it."""
-        anchor = next((c for c in control_texts(self.tokenizer) if before.endswith(c)), "")
-        return encode_part(anchor + text, self.tokenizer)[1 if anchor else 0 :]
+        anchor = next((control for control in control_texts(self.tokenizer) if before.endswith(control)), "")
+        tokens = encode_part(anchor + text, self.tokenizer)
+        return tokens[1:] if anchor else tokens
 
     def safe(self, text: str) -> str:
         """Return the text of a content in the form in which `render` shows it."""
@@ -121,7 +123,8 @@ class TurnTemplate:
             return len(tokens)
         place = (control, *(message.safe["role"] for message in following))
         if place not in self._ends:
-            self._ends[place] = self.around(history, following)[1].lstrip().startswith(control)
+            _, behind = self.around(history, following)
+            self._ends[place] = behind.lstrip().startswith(control)
         return len(tokens) - self._ends[place]
 
     def around(
@@ -147,8 +150,9 @@ class TurnTemplate:
             return self.encode_after(before, new)
         texts = [piece for _, piece in pieces]
         counts = [0, *accumulate(count for count, _ in pieces)]
-        head = tail = 0
         starts = [0, *accumulate(map(len, texts))]
+        head = 0  # unchanged pieces at the beginning, and `tail` at the end
+        tail = 0
         while head < len(texts) and new.startswith(texts[head], starts[head]):
             head += 1
         length = len(new) - starts[head]
@@ -174,16 +178,14 @@ class TurnTemplate:
             decoded = self.decode(tokens[start:end], after_text=True)
             if decoded.endswith("\ufffd") and end - start < 4 and end < len(tokens):
                 continue
-            # the template's, or a content's
-            if text.startswith(decoded, place):
-                piece = decoded
-            else:
+            piece = decoded
+            if not text.startswith(piece, place):  # not the template's text, but a content's
                 piece = self.safe(decoded)
             if not text.startswith(piece, place):
                 return None
             pieces.append((end - start, piece))
             start = end
-            place = place + len(piece)
+            place += len(piece)
         return pieces if place == len(text) else None
 
 
@@ -259,7 +261,8 @@ class Conversation:
         if continues and is_begun(initial_messages):
             self._begun = initial_messages[-1]["content"]
             ending = "open"
-        self._initial_prompt = self._seen = template.render(self._messages, ending=ending)
+        self._initial_prompt = template.render(self._messages, ending=ending)
+        self._seen = self._initial_prompt
         if ending == "open":
             self._messages.pop()  # it is part of the first turn
         self._first = len(self._messages)  # index of the first turn
@@ -273,7 +276,8 @@ class Conversation:
     @property
     def beginning(self) -> str:
         """The beginning of the next turn that `context` has, see `Prompt.begun`."""
-        return self._template.beginning(self._seen, self._begun if self._turns == 0 else "")
+        begun = self._begun if self._turns == 0 else ""
+        return self._template.beginning(self._seen, begun)
 
     @property
     def context(self) -> Ints:
@@ -317,7 +321,8 @@ class Conversation:
             ForkRefused: it did, and forks are refused; the conversation is unchanged.
             UserError: the template fails for these messages.
         """
-        template, (*_, turn) = self._template, self._nodes
+        template = self._template
+        turn = self._nodes[-1]
         following = [template.message(message) for message in messages]
         length = template.without_end(turn.tokens, self._messages, following)
         wrote = turn.tokens[:length]
@@ -334,11 +339,11 @@ class Conversation:
             if self._forks == "refuse":
                 raise _refusal(chat, seen)
             _, answer = template.around(self._messages, following)
-            answer = answer.partition(end)[2] if end else answer
+            if end:
+                _, _, answer = answer.partition(end)
+            place = len(chat)
             if chat.endswith(answer):
-                place = len(chat) - len(answer)
-            else:
-                place = len(chat)
+                place -= len(answer)
             self._ended = [*self._ended, _path(nodes, self._own)]
             if not chat.startswith(self._initial_prompt):
                 self._rewrite_initial_prompt([*history, *following], chat[:place], nodes[0].text)

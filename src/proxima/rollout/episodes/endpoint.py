@@ -84,7 +84,8 @@ class ChatEndpoint:
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
         routes.append(Route("/v1/models", self._models, methods=["GET"]))
         routes.append(Route("/v1/rewards", self._rewarded, methods=["POST"]))
-        routes += [] if outside is None else outside.routes()
+        if outside is not None:
+            routes += outside.routes()
         self._server = BoundedServer(Starlette(routes=routes), READ_SECONDS, CONNECTIONS, idle_seconds=IDLE_SECONDS)
         self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
 
@@ -96,7 +97,8 @@ class ChatEndpoint:
 
     async def close(self) -> None:
         """Stop the server and close its connections."""
-        self._server.should_exit = self._server.force_exit = True
+        self._server.should_exit = True
+        self._server.force_exit = True
         with suppress(asyncio.CancelledError):
             await self._serving
 
@@ -105,7 +107,8 @@ class ChatEndpoint:
         return JSONResponse({"object": "list", "data": data})
 
     def _key(self, request: Request) -> str:
-        if not name_in_host(host := request.headers.get("Host", "")):  # behind a forwarded port, it may be any name
+        host = request.headers.get("Host", "")
+        if not name_in_host(host):  # behind a forwarded port, it may be any name
             raise ChatRefused(f"Host {host!a:.60} is malformed")
         key = bearer(request) or request.headers.get("x-api-key", "").strip()
         if not key:

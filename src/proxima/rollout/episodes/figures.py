@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import get_args
 
 from proxima.data.episode import Cut, Span
@@ -24,38 +25,37 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     if not episodes:
         return {}
     facts = [completion.episode for completion in episodes if completion.episode is not None]
-    spans = [[*_spans(completion)] for completion in episodes]
+    spans = [_spans(completion) for completion in episodes]
     turns = [sum(span.sampled for span in of) for of, fact in zip(spans, facts, strict=True) if not fact.failure]
-    everything = [span for of in spans for span in of]
+    everything = list(chain.from_iterable(spans))
     other_formats = Counter(span.written_as for span in everything if span.sampled and span.written_as)
     under_grammar = sum(span.tokens for span in everything if span.sampled and span.grammar)
-    free = sum(c.generated for c in episodes)
+    free = sum(completion.generated for completion in episodes)
+    tokens = sum(len(path.tokens) for completion in episodes for path in completion.paths)
     counts = {
         "calls": sum(len(span.calls) for span in everything if span.sampled),
         "unreadable": sum(len(span.unreadable) for span in everything if span.sampled),
         **{f"unreadable/{name}": messages for name, messages in sorted(other_formats.items())},
         "errors": sum(span.error for span in everything),
-        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths) - free - under_grammar,
+        "observation_tokens": tokens - free - under_grammar,
         "cut": sum(bool(fact.cut) for fact in facts),
         **{f"cut/{limit}": sum(fact.cut == limit for fact in facts) for limit in LIMITS},
         "failed": sum(bool(fact.failure) for fact in facts),
         "retried": sum(fact.attempts - 1 for fact in facts),
         "forks": sum(fact.forks for fact in facts),
     }
+    figures: dict[str, float] = {}
     if turns:
-        means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)}
-    else:
-        means = {}
+        figures |= {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)}
+    figures |= counts
     if under_grammar:
-        shares = {"grammar_fraction": under_grammar / (under_grammar + free)}
-    else:
-        shares = {}
-    return {f"episode/{name}": float(value) for name, value in (means | counts | shares).items()}
+        figures["grammar_fraction"] = under_grammar / (under_grammar + free)
+    return {f"episode/{name}": float(value) for name, value in figures.items()}
 
 
 def grammar_note(completions: Sequence[Completion]) -> str:
     """A sentence about the answers that were sampled under a grammar; empty without any."""
-    spans = [span for completion in completions for span in _spans(completion) if span.sampled]
+    spans = _sampled_spans(completions)
     under = [span for span in spans if span.grammar]
     if not under:
         return ""
@@ -65,7 +65,7 @@ def grammar_note(completions: Sequence[Completion]) -> str:
 
 def other_format_notes(completions: Sequence[Completion]) -> list[str]:
     """A warning for each format in which the model wrote calls although another is read, the most frequent first."""
-    spans = [span for completion in completions for span in _spans(completion) if span.sampled]
+    spans = _sampled_spans(completions)
     turns = len(spans)
     written = Counter((span.written_as, span.unreadable[0]) for span in spans if span.written_as)
     notes = []
@@ -75,5 +75,15 @@ def other_format_notes(completions: Sequence[Completion]) -> list[str]:
     return notes
 
 
+def _sampled_spans(completions: Sequence[Completion]) -> list[Span]:
+    """The messages of the model."""
+    spans = chain.from_iterable(map(_spans, completions))
+    return [span for span in spans if span.sampled]
+
+
 def _spans(completion: Completion) -> list[Span]:
-    return [span for path in completion.paths if path.episode is not None for span in path.episode.spans]
+    spans: list[Span] = []
+    for path in completion.paths:
+        if path.episode is not None:
+            spans += path.episode.spans
+    return spans

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from proxima.data.columns import Bools, Ints, SamplingMask, filled_by
 from proxima.data.episode import Cut, Episode, EpisodeLife, Span, ToolCall
-from proxima.data.flow import Completion, Message, Prompt, prompt_name
+from proxima.data.flow import Completion, FinishReason, Message, Prompt, prompt_name
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import ReadMessage
 from proxima.environment.hosts import EnvironmentFailure
@@ -144,11 +144,10 @@ class Played:
                 message["tool_calls"] = [_as_written(*each) for each in zip(names, turn.calls, strict=True)]
             said.append(message)
             for answer in turn.answers:
-                if answer.call is None:
-                    named = {}
-                else:
-                    named = {"tool_call_id": names[answer.call]}
-                said.append({**answer.message, **named})
+                shown: Message = {**answer.message}
+                if answer.call is not None:
+                    shown["tool_call_id"] = names[answer.call]
+                said.append(shown)
         return said
 
     def so_far(
@@ -166,26 +165,39 @@ class Played:
         if running is not None and len(running.tokens):
             conversation = conversation.with_turn(running.tokens, grammar=grammar)
             versions = [*versions, running.policy_version]
-        return [
-            (
-                InFlight(
-                    key=(*self.request.key[:2], first if numbers is None else numbers[first]),
-                    prompt_tokens=self.initial_prompt.tokens if path.initial_prompt is None else path.initial_prompt,
-                    tokens=path.tokens,
-                    policy_version=_versions(
-                        _placed(
-                            [versions[turn] for turn, _, _ in places], [p[1:] for p in places], len(path.tokens), 0
-                        ),
-                        path.written,
-                    ),
-                    temperature=self.request.sampling.temperature,
-                ),
-                path.sampled,
-            )
-            for path in conversation.paths()
-            if (places := _sampled_places(path))
-            for first in [places[0][0]]
-        ]
+        partial: PartialPaths = []
+        for path in conversation.paths():
+            places = _sampled_places(path)
+            if not places:
+                continue
+            number, _, _ = places[0]
+            if numbers is not None:
+                number = numbers[number]
+            partial.append((self._in_flight(path, number, places, versions), path.sampled))
+        return partial
+
+    def _in_flight(
+        self, path: Path, number: int, places: Sequence[tuple[int, int, int]], versions: Sequence[Ints]
+    ) -> InFlight:
+        """Build a path so far, as the engine has a completion in flight.
+
+        Args:
+            number: of its first turn in the episode.
+            places: of its sampled turns, see `_sampled_places`.
+            versions: of the tokens of each turn.
+        """
+        prompt_tokens = path.initial_prompt
+        if prompt_tokens is None:
+            prompt_tokens = self.initial_prompt.tokens
+        sampled = [versions[turn] for turn, _, _ in places]
+        version = _placed(sampled, [(start, end) for _, start, end in places], len(path.tokens), 0)
+        return InFlight(
+            key=(*self.request.key[:2], number),
+            prompt_tokens=prompt_tokens,
+            tokens=path.tokens,
+            policy_version=_versions(version, path.written),
+            temperature=self.request.sampling.temperature,
+        )
 
     def completion(
         self, *, cut: Cut, reward: float | None, attempts: int, parts: Mapping[str, float] = NO_PARTS
@@ -198,9 +210,10 @@ class Played:
             for path in paths
         ]
         *older, (last, episode) = zip(columns, episodes, strict=True)
+        finish_reason: FinishReason = "length" if cut else "stop"
         return Completion(
             **last,
-            finish_reason="length" if cut else "stop",
+            finish_reason=finish_reason,
             episode=replace(episode, reward=reward, parts=parts),
             earlier=tuple(Completion(**of, finish_reason="stop", episode=path) for of, path in older),
         )
@@ -225,12 +238,12 @@ class Played:
         columns: dict[str, Any] = {}
         for column in filled_by("engine"):
             values = [getattr(completion, column.name) for completion in sampled]
-            if column.name != "tokens" and all(value is not None for value in values):
-                columns[column.name] = (
-                    _placed_sets(values, places, length)
-                    if column.ragged
-                    else _placed(values, places, length, column.absent)
-                )
+            if column.name == "tokens" or any(value is None for value in values):
+                continue
+            if column.ragged:
+                columns[column.name] = _placed_sets(values, places, length)
+            else:
+                columns[column.name] = _placed(values, places, length, column.absent)
         if first.untruncated_log_prob is first.sampled_log_prob:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
         columns["policy_version"] = _versions(columns["policy_version"], path.written)
@@ -321,9 +334,11 @@ def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tupl
     of_group = next((path.initial_prompt or prompt for path in first), prompt)
 
     def path_of_group(path: Completion) -> Completion:
+        earlier = tuple(map(path_of_group, path.earlier))
         own = path.initial_prompt or prompt
-        same = np.array_equal(own.tokens, of_group.tokens)
-        return replace(path, initial_prompt=None if same else own, earlier=tuple(map(path_of_group, path.earlier)))
+        if np.array_equal(own.tokens, of_group.tokens):
+            return replace(path, initial_prompt=None, earlier=earlier)
+        return replace(path, initial_prompt=own, earlier=earlier)
 
     played_paths = {completion.key: path_of_group(completion) for completion in played}
     return of_group, [played_paths.get(completion.key, completion) for completion in completions]
@@ -512,10 +527,15 @@ class IdleTime:
     def update(self, cause: str, holds: bool) -> None:
         """Set whether a cause holds from now on."""
         self._sum = self.seconds
-        (self._causes.add if holds else self._causes.discard)(cause)
+        if holds:
+            self._causes.add(cause)
+        else:
+            self._causes.discard(cause)
         self._since = self.now() if self._causes else None
 
     @property
     def seconds(self) -> float:
         """The idle time so far."""
-        return self._sum + (0.0 if self._since is None else self.now() - self._since)
+        if self._since is None:
+            return self._sum
+        return self._sum + (self.now() - self._since)

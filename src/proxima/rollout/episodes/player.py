@@ -8,9 +8,10 @@ environment, is identical.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,11 +101,11 @@ class Episodes(EpisodePlayer):
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         by_key = {completion.key: completion for completion in running}
-        return [
-            path
-            for (uid, sample), played in self.playing.items()
-            for path in played.so_far(by_key.get((uid, sample, len(played.turns))))
-        ]
+        paths: PartialPaths = []
+        for (uid, sample), played in self.playing.items():
+            turn = by_key.get((uid, sample, len(played.turns)))
+            paths += played.so_far(turn)
+        return paths
 
     @asynccontextmanager
     async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
@@ -119,7 +120,8 @@ class Episodes(EpisodePlayer):
         finally:
             for table in tables:
                 table.close()
-            await asyncio.gather(*(task for table in tables for task in table.tasks), return_exceptions=True)
+            tasks = chain.from_iterable(table.tasks for table in tables)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class GroupTable:
@@ -200,7 +202,8 @@ class GroupTable:
             try:
                 if not isinstance(begun, Played):
                     raise begun
-                return self._ended(request, await self._to_end(begun, first, attempts.made))
+                completion = await self._to_end(begun, first, attempts.made)
+                return self._ended(request, completion)
             except (EnvironmentFailure, GivenUp) as failure:
                 if isinstance(begun, Played):
                     self._drop(begun.instance)
@@ -305,7 +308,7 @@ class GroupTable:
         if completion.finish_reason == "abort":
             raise GivenUp("the engine aborted a turn of it")
         if completion.finish_reason == "length":
-            return True, "context" if len(completion.tokens) >= context_left else "tokens"
+            return True, _limit(len(completion.tokens), context_left)
         if await self._answered(played, turn):
             return True, ""
         if len(played.turns) == self.rules.settings.turns:
@@ -315,7 +318,7 @@ class GroupTable:
         except UserError as error:  # the template fails for these messages, or a fork is refused
             raise GivenUp(str(error)) from None
         if self.room(played) < 1:
-            return True, "context" if self._context_left(played) < 1 else "tokens"
+            return True, _limit(1, self._context_left(played))
         return False, ""
 
     async def reward(self, played: Played) -> tuple[float | None, Mapping[str, float]]:
@@ -334,7 +337,11 @@ class GroupTable:
         self.open.discard(instance)
         if not self.rules.rewards:
             return None, NO_PARTS
-        given, parts = (at_end.value, at_end.parts) if isinstance(at_end, RewardWithParts) else (at_end, NO_PARTS)
+        given = at_end
+        parts = NO_PARTS
+        if isinstance(at_end, RewardWithParts):
+            given = at_end.value
+            parts = at_end.parts
         assert not isinstance(given, Mapping)  # no roles play here
         of_turns = [turn.reward for turn in played.turns]
         return sum(of_turns) + (given or 0.0), parts
@@ -378,7 +385,10 @@ class GroupTable:
 
     def _charge_failed(self, sample: int, began: float, failure: EnvironmentFailure) -> None:
         """Count a call that has failed now."""
-        self._charge(sample, began, self.clock() - began if failure.own is None else failure.own)
+        own = failure.own
+        if own is None:
+            own = self.clock() - began
+        self._charge(sample, began, own)
 
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; return True if the episode ends with it."""
@@ -395,10 +405,10 @@ class GroupTable:
         for number, answer in enumerate(answers):
             turn.reward += answer.reward
             call = number if turn.calls else None
-            turn.answers += [
-                TurnAnswer(message, answer.error, call) for message in await self._numbered(answer.messages)
-            ]
-            played.state = played.state if answer.state is None else answer.state
+            messages = await self._numbered(answer.messages)
+            turn.answers += [TurnAnswer(message, answer.error, call) for message in messages]
+            if answer.state is not None:
+                played.state = answer.state
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
 
@@ -414,7 +424,9 @@ class GroupTable:
         if store is None:
             raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
 
-        known = {number for message in (prompt.messages if prompt else ()) for number in message.get("images", ())}
+        known: set[int] = set()
+        if prompt is not None:
+            known.update(_images(prompt.messages))
 
         def number(image: str | int) -> int:
             if isinstance(image, str):
@@ -426,10 +438,11 @@ class GroupTable:
             return image
 
         def numbered() -> list[Message]:
-            shown = [
-                {**message, "images": [*map(number, message["images"])]} if "images" in message else message
-                for message in messages
-            ]
+            shown: list[Message] = []
+            for message in messages:
+                if "images" in message:
+                    message = {**message, "images": [number(image) for image in message["images"]]}
+                shown.append(message)
             store.write()
             return shown
 
@@ -443,13 +456,15 @@ class GroupTable:
         """Convert answers for the chat template: one without support for tools has no role `tool` either."""
         if not self.use.instructions or all(message["role"] != "tool" for message in messages):
             return messages
-        images = [number for message in messages for number in message.get("images", ())]
+        images = list(_images(messages))
         if not images:
             return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
-        texts = (
-            m["content"] if m.get("images") else m["content"].replace(IMAGE_PLACEHOLDER, ESCAPED_PLACEHOLDER)
-            for m in messages
-        )
+        texts = []
+        for message in messages:
+            text = message["content"]
+            if not message.get("images"):
+                text = text.replace(IMAGE_PLACEHOLDER, ESCAPED_PLACEHOLDER)
+            texts.append(text)
         return [{"role": "user", "content": "\n".join(texts), "images": images}]
 
     def _context_left(self, played: Played) -> int:
@@ -462,6 +477,17 @@ class GroupTable:
     def _drop(self, instance: Instance) -> None:
         self.open.discard(instance)
         instance.drop()
+
+
+def _images(messages: Sequence[Message]) -> Iterator[int]:
+    """The images of the messages, by their numbers."""
+    for message in messages:
+        yield from message.get("images", ())
+
+
+def _limit(tokens: int, context_left: int) -> Cut:
+    """The limit that so many tokens reach: the context, or else one that is set."""
+    return "context" if tokens >= context_left else "tokens"
 
 
 def _total(intervals: Sequence[tuple[float, float]]) -> float:

@@ -119,5 +119,12 @@ class SeatedEnvironments(AgentsInside):
 
 
 def _shown(message: Mapping[str, Any]) -> ChatMessage:
-    images = tuple(base64.b64decode(image) if isinstance(image, str) else image for image in message.get("images", ()))
+    images = tuple(map(_image, message.get("images", ())))
     return ChatMessage(role=message["role"], content=message["content"], images=images)
+
+
+def _image(image: str | int) -> bytes | int:
+    """The file of an image, which is written in base64; one that has a number is known already."""
+    if isinstance(image, str):
+        return base64.b64decode(image)
+    return image

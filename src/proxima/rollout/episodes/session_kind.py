@@ -53,14 +53,17 @@ class Sessions(AgentKind):
 
     def key(self) -> str:
         """The key; FieldError if there is none, or one that is too easily guessed or can't be sent."""
-        field, place = ("key_file", self.key_file) if self.key_file else ("key_env", self.key_env)
         if self.key_file:
+            field = "key_file"
+            place = self.key_file
             try:
                 key = Path(self.key_file).expanduser().read_text(encoding="ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
                 why = getattr(error, "strerror", None) or "it is not ASCII"
                 raise FieldError(field, place, f"can't be read: {why}", remedy=NEW_KEY) from None
         else:
+            field = "key_env"
+            place = self.key_env
             key = os.environ.get(self.key_env, "").strip()
             require(bool(key), field, place, "must name an environment variable that is set", remedy=NEW_KEY)
         sound = len(key) >= LEAST_KEY and key.isascii() and key.isprintable() and " " not in key
@@ -77,5 +80,7 @@ class Sessions(AgentKind):
     def rows(self, split: str, skip: int, size: int | None) -> Sequence[Mapping[str, Any]]:
         """Rows without a question."""
         require(split == "train", "split", split, "has no rows: sessions play in training alone")
-        numbers = range(skip, self.count if size is None else min(self.count, skip + size))
-        return [{"messages": (), "answer": None, "number": number} for number in numbers]
+        end = self.count
+        if size is not None:
+            end = min(end, skip + size)
+        return [{"messages": (), "answer": None, "number": number} for number in range(skip, end)]

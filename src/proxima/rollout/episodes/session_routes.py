@@ -20,7 +20,8 @@ from proxima.system.web_requests import name_in_host
 
 MOST_BYTES = 1 << 20  # of a request
 READ_SECONDS = 30.0  # to receive its body
-MOST_WAIT, USUAL_WAIT = 60.0, 30.0  # seconds for a place
+MOST_WAIT = 60.0  # seconds for a place
+USUAL_WAIT = 30.0
 MOST_NAME = 256  # characters of a group's name
 MOST_ROWS = 100  # that are listed
 MOST_PARTS = 64  # of a reward
@@ -128,7 +129,8 @@ class _SessionApi:
 
     def _check_key(self, request: Request) -> None:
         """Refuse a request without the application's key, in a time that does not depend on what the key is."""
-        if not name_in_host(host := request.headers.get("Host", "")):
+        host = request.headers.get("Host", "")
+        if not name_in_host(host):
             raise ChatRefused(f"Host {host!a:.60} is malformed")
         given = (bearer(request) or request.headers.get("x-api-key", "").strip()).encode()
         if not given or not hmac.compare_digest(given, self.agents.key.encode()):

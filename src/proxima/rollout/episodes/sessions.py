@@ -247,8 +247,8 @@ class SessionAgents(ListeningAgents):
         try:
             return await session.closed
         except asyncio.CancelledError:
-            late = "it was open for longer than episode.seconds"
-            self._end(session, late if job.clock.late else "the run has stopped")
+            reason = "it was open for longer than episode.seconds" if job.clock.late else "the run has stopped"
+            self._end(session, reason)
             raise
         finally:
             self._touch(group)
@@ -282,7 +282,8 @@ class SessionAgents(ListeningAgents):
                 except TimeoutError:
                     reason = "the run wants no further episode now: ask again"
                     raise ChatRefused(reason, code="no_place", status=503) from None
-            return self._opened(*found, name)
+            group, place = found
+            return self._opened(group, place, name)
         finally:
             self._waiting -= 1
 
@@ -294,9 +295,10 @@ class SessionAgents(ListeningAgents):
         del self.sessions[name]
         session.group.open -= 1
         session.group.closed += 1
-        session.closed.set_result(
-            RewardWithParts(value=reward, parts=parts) if parts and reward is not None else reward
-        )
+        if parts and reward is not None:
+            session.closed.set_result(RewardWithParts(value=reward, parts=parts))
+        else:
+            session.closed.set_result(reward)
 
     def abandon(self, name: str) -> None:
         """End a session without a reward; its place is offered again."""
@@ -361,11 +363,15 @@ class SessionAgents(ListeningAgents):
             unnamed = [each for each in unnamed if not each.begun]
         else:
             unnamed.sort(key=lambda each: not each.begun)  # fill what has begun
-        return (unnamed[0], unnamed[0].free[0]) if unnamed else None
+        if not unnamed:
+            return None
+        return unnamed[0], unnamed[0].free[0]
 
     def _opened(self, group: SessionGroup, place: SessionPlace, name: str) -> Session:
         session = Session(secrets.token_hex(8), place.job, group, asyncio.get_running_loop().create_future())
-        facts = {"uid": group.uid, "sample": place.job.sample} | ({"group": name} if name else {})
+        facts: dict[str, Any] = {"uid": group.uid, "sample": place.job.sample}
+        if name:
+            facts["group"] = name
         self._write("opened", session=session.name, **facts)
         if name and not group.name:
             group.name = name

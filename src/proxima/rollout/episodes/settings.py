@@ -51,12 +51,13 @@ class EpisodeSettings:
             require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
         with as_field_errors(SandboxMissing):
             require_known(self.sandbox)
-        bound, remedy = "must be >= 1: an episode has one turn at least", "null: the context is the limit"
+        bound = "must be >= 1: an episode has one turn at least"
+        remedy = "null: the context is the limit"
         require(self.tokens is None or self.tokens >= 1, "tokens", self.tokens, bound, remedy=remedy)
         for name in ("call_seconds", "seconds"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "must be > 0 and finite")
         rate = self.starts_per_second
-        bound, remedy = "must be > 0 and finite", "null: four a second for each core"
-        require(rate is None or 0 < rate < math.inf, "starts_per_second", rate, bound, remedy=remedy)
+        remedy = "null: four a second for each core"
+        require(rate is None or 0 < rate < math.inf, "starts_per_second", rate, "must be > 0 and finite", remedy=remedy)
         bound = f"must be >= call_seconds={self.call_seconds:g}, or no call could take as long"
         require(self.seconds >= self.call_seconds, "seconds", self.seconds, bound)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from proxima.environment.call_readers import Parameters, ToolFormat
 from proxima.environment.tool_calls import describe_tools, format_of, parameters_of
@@ -49,7 +49,9 @@ class ToolUses:
     @property
     def tool_format(self) -> ToolFormat:
         """The format in which the model writes calls, where it has tools."""
-        return format_of(self._tokenizer, self._arguments) if self._named == "auto" else self._named  # type: ignore[return-value]
+        if self._named == "auto":
+            return format_of(self._tokenizer, self._arguments)
+        return cast("ToolFormat", self._named)
 
     def __call__(self, schemas: Sequence[Mapping[str, Any]]) -> ToolUse:
         return self._of(json.dumps(list(schemas)))

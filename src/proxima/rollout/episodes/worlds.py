@@ -70,7 +70,8 @@ class World:
     """
 
     def __init__(self, play: Play, hosts: AnyHosts, model: UnloadedModel) -> None:
-        interface, settings = hosts.interface, play.settings
+        interface = hosts.interface
+        settings = play.settings
         self.hosts = hosts
         self.uses = ToolUses(model.tokenizer, play.arguments, settings.tool_format)
         self.use = self.uses(interface.schemas)
@@ -119,16 +120,22 @@ class AgentWorld:
     ) -> EpisodePlayer:
         """The player of episodes, with turns sampled by the engine; `on_episode` gets each episode that has ended. A
         failure names the last line that the agent printed."""
-        tokenizer, settings = self.model.tokenizer, self.play.settings
-        template = partial(TurnTemplate, tokenizer, self.play.arguments)
         from proxima.rollout.episodes.agent_player import AgentEpisodes  # serves by starlette, an optional package
 
         if isinstance(self.agents, ListeningAgents) and log is not None:
             self.agents.begin(log.parent)
         if isinstance(self.agents, SeatedEnvironments):
             self.agents.log_to(log)
-        limits = settings, self.model.context, self.tool_format
-        return AgentEpisodes(engine, self.agents, template, *limits, on_episode, self.roles)
+        return AgentEpisodes(
+            engine,
+            self.agents,
+            partial(TurnTemplate, self.model.tokenizer, self.play.arguments),
+            self.play.settings,
+            self.model.context,
+            self.tool_format,
+            on_episode,
+            self.roles,
+        )
 
     def listen(self) -> None:
         """Listen for agents from outside, if they come from there.
@@ -290,7 +297,8 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     """
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
     field = "environment" if world.hosts.spec.kind else "tools"
-    problem, chat = None, None
+    problem = None
+    chat = None
     use = world.use
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
@@ -303,8 +311,11 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
         raise FieldError(field, kind, f"can't begin an episode: {problem}")
     if not isinstance(chat, Played):
         return []
-    roles = ["user"] * (world.rules.responds or bool(use.instructions))
-    roles += ["tool"] * (use.tool_format is not None and not use.instructions)
+    roles = []
+    if world.rules.responds or use.instructions:
+        roles.append("user")
+    if use.tool_format is not None and not use.instructions:
+        roles.append("tool")
     notes = []
     for error in template_errors(use.template, chat.initial_prompt.messages, roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
@@ -322,7 +333,8 @@ def _open_once(hosts: AnyHosts, prompts: Sequence[Prompt], seed: int) -> None:
     """
 
     async def opened(prompt: Prompt) -> None:
-        (await hosts.open(row_of(prompt), seed)).drop()
+        instance = await hosts.open(row_of(prompt), seed)
+        instance.drop()
 
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:1]:

@@ -77,14 +77,18 @@ class ChatCompletions:
         forced = ""
         if isinstance(choice, dict) and choice.get("type") == "function" and isinstance(choice.get("function"), dict):
             forced = forced_tool(choice["function"], tools)
-        elif choice not in ("auto", "none", "required"):
+        elif choice == "none":
+            tools = ()
+        elif choice not in ("auto", "required"):
             raise not_done("tool_choice", choice)
         refuse_top_log_probs(given)
         most = whole_number(given, "max_completion_tokens")
+        if most is None:
+            most = whole_number(given, "max_tokens")
         return ChatRequest(
             messages=checked_chat(messages, "messages"),
-            tools=() if choice == "none" else tools,
-            max_tokens=whole_number(given, "max_tokens") if most is None else most,
+            tools=tools,
+            max_tokens=most,
             stop=stop_texts(given, "stop"),
             model=model_name(given),
             forced=forced,
@@ -166,8 +170,9 @@ def _call(where: str, call: Any) -> Any:
 
 
 def _choice(index: int, answer: ChatAnswer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.calls else "")}
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.calls:
+        message["content"] = answer.content or None
         message["tool_calls"] = [
             {
                 "id": name,

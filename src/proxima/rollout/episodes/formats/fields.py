@@ -80,10 +80,9 @@ class Fields:
             raise ChatRefused("the request must be an object")
         given = {name: value for name, value in body.items() if value is not None}
         for name, value in given.items():
-            harmless = name in self.read or name in self.ignored or value in ({}, [], "")
-            if not harmless and not any(
-                value == each and type(value) is type(each) for each in self.neutral.get(name, ())
-            ):
+            if name in self.read or name in self.ignored or value in ({}, [], ""):
+                continue
+            if not any(value == each and type(value) is type(each) for each in self.neutral.get(name, ())):
                 raise not_done(name, value)
         return given
 
@@ -127,7 +126,8 @@ def list_field(body: Mapping[str, Any], name: str, remedy: str = "") -> list[Any
 def stop_texts(body: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """The texts that end an answer."""
     stop = body.get(name) or []
-    stop = [stop] if isinstance(stop, str) else stop
+    if isinstance(stop, str):
+        stop = [stop]
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
         raise ChatRefused(f"{name}: must be a text, or a list of texts that are not empty")
     if len(stop) > MOST_STOPS:
@@ -206,9 +206,10 @@ class ContentParts:
         """The text, with placeholders of images, and the images."""
         if content is None or isinstance(content, str):
             return content or "", ()
+        parts = content if isinstance(content, list) else [None]
         texts = list[str | None]()  # None: an image
         images = list[bytes]()
-        for i, part in enumerate(content if isinstance(content, list) else [None]):
+        for i, part in enumerate(parts):
             kind = None
             if isinstance(part, dict):
                 kind = part.get("type", self.texts[0])
@@ -221,7 +222,12 @@ class ContentParts:
                 known = ", ".join(filter(None, (*self.texts, self.images)))
                 raise ChatRefused(f"{where}: must be a text, or parts of type {known}")
         written = _escaped if images else str
-        pieces = [IMAGE_PLACEHOLDER if text is None else written(text) for text in texts]
+        pieces = []
+        for text in texts:
+            if text is None:
+                pieces.append(IMAGE_PLACEHOLDER)
+            else:
+                pieces.append(written(text))
         return "".join(pieces), tuple(images)
 
 

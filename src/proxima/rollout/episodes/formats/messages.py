@@ -63,22 +63,27 @@ class Messages:
         if not isinstance(thinking, dict) or thinking.get("type") != "disabled":
             raise not_done("thinking", thinking, "the chat template decides whether the model thinks")
         system, _ = TEXT.read(given.get("system"), "system")
+        messages: list[ChatMessage] = []
         if system:
-            messages = [ChatMessage(role="system", content=system)]
-        else:
-            messages = []
+            messages.append(ChatMessage(role="system", content=system))
         for i, message in enumerate(list_field(given, "messages", " of messages")):
             messages += _messages(f"messages.{i}", message)
         continues = bool(messages) and messages[-1].role == "assistant"
         if continues and messages[-1].calls:
             raise ChatRefused("messages: the last one has calls without their results")
+        chat = checked_chat(messages, "messages")
+        forced = ""
+        if kind == "tool":
+            forced = forced_tool(choice, tools)
+        elif kind == "none":
+            tools = ()
         return ChatRequest(
-            messages=checked_chat(messages, "messages"),
-            tools=() if kind == "none" else tools,
+            messages=chat,
+            tools=tools,
             max_tokens=whole_number(given, "max_tokens"),
             stop=stop_texts(given, "stop_sequences"),
             model=model_name(given),
-            forced=forced_tool(choice, tools) if kind == "tool" else "",
+            forced=forced,
             continues=continues,
             grammar=_grammar(given),
         )
@@ -92,10 +97,11 @@ class Messages:
         for key, call in answer.calls.items():
             blocks.append({"type": "tool_use", "id": key, "name": call.name, "input": dict(call.arguments)})
         reason = STOP_REASONS[answer.finish_reason]
+        own_stop = ""
         if answer.stopped_by in stop_texts(body, "stop_sequences"):
             own_stop = answer.stopped_by
-        else:
-            own_stop = ""
+        if own_stop and reason == "end_turn":
+            reason = "stop_sequence"
         usage = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
         return {
             "id": f"msg_{name}",
@@ -103,7 +109,7 @@ class Messages:
             "role": "assistant",
             "model": model,
             "content": blocks,
-            "stop_reason": "stop_sequence" if own_stop and reason == "end_turn" else reason,
+            "stop_reason": reason,
             "stop_sequence": own_stop or None,
             "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": answer.completion_tokens, **usage},
         }
@@ -152,10 +158,15 @@ def _grammar(given: Mapping[str, Any]) -> Grammar | None:
 
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else None
+    kind = _kind(tool)
     if kind not in (None, "custom"):
         raise not_done(f"tools.{index}.type", kind, "the policy calls tools with an input_schema alone")
     return flat_tool(tool, f"tools.{index}", "input_schema")
+
+
+def _kind(block: Any) -> Any:
+    """The type that an object names, if it is one."""
+    return block.get("type") if isinstance(block, dict) else None
 
 
 def _messages(where: str, message: Any) -> list[ChatMessage]:
@@ -163,16 +174,16 @@ def _messages(where: str, message: Any) -> list[ChatMessage]:
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise ChatRefused(f"{where}: must have a role of user, assistant")
     content = message.get("content")
-    if not isinstance(content, list):
-        if content is None:
-            content = []
-        else:
-            content = [{"type": "text", "text": content}]
-    kinds = [block.get("type") if isinstance(block, dict) else None for block in content]
+    if content is None:
+        content = []
+    elif not isinstance(content, list):
+        content = [{"type": "text", "text": content}]
+    kinds = list(map(_kind, content))
     if message["role"] == "assistant":
         calls = [_call(f"{where}.content.{i}", content[i]) for i, kind in enumerate(kinds) if kind == "tool_use"]
         texts = [block for block, kind in zip(content, kinds, strict=True) if kind != "tool_use"]
-        return [ChatMessage(role="assistant", content=TEXT.read(texts, f"{where}.content")[0], calls=tuple(calls))]
+        text, _ = TEXT.read(texts, f"{where}.content")
+        return [ChatMessage(role="assistant", content=text, calls=tuple(calls))]
     out = list[ChatMessage]()
     for i, (block, kind) in enumerate(zip(content, kinds, strict=True)):
         if kind == "tool_result":

@@ -78,6 +78,7 @@ class Responses:
             forced = forced_tool(choice, checked)
         elif choice not in ("auto", "none", "required"):
             raise not_done("tool_choice", choice)
+        offered = () if choice == "none" else checked
         included = list_field(given, "include")
         for name in included:
             if name not in INCLUDED:
@@ -86,7 +87,7 @@ class Responses:
         _check_text_and_reasoning(given)
         return ChatRequest(
             messages=checked_chat([*_system(given), *chat_of(given, stored)], "input"),
-            tools=() if choice == "none" else checked,
+            tools=offered,
             max_tokens=whole_number(given, "max_output_tokens"),
             model=model_name(given),
             forced=forced,
@@ -107,20 +108,26 @@ class Responses:
             called = {"call_id": key, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
             output.append({"id": f"fc_{name}_{key}", "type": "function_call", "status": "completed", **called})
         now = int(time.time())
+        completed_at = None if cut else now
+        incomplete_details = {"reason": "max_output_tokens"} if cut else None
+        echoed = dict(ECHOED)
+        for field in ECHOED:
+            if body.get(field) is not None:
+                echoed[field] = body[field]
         return {
             "id": f"resp_{name}",
             "object": "response",
             "created_at": now,
-            "completed_at": None if cut else now,
+            "completed_at": completed_at,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": incomplete_details,
             "model": model,
             "output": output,
             "reasoning": {"effort": None, "summary": None},
             "text": {"format": _text_of(body).get("format") or {"type": "text"}},
             "usage": _usage(answer),
-            **{field: default if body.get(field) is None else body[field] for field, default in ECHOED.items()},
+            **echoed,
         }
 
     def events(self, body: Mapping[str, Any], written: Mapping[str, Any]) -> Iterator[str]:
@@ -225,13 +232,12 @@ def _text_item(name: str, answer: ChatAnswer, status: str) -> dict[str, Any]:
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
-    prompt, completion = answer.prompt_tokens, answer.completion_tokens
     return {
-        "input_tokens": prompt,
+        "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": completion,
+        "output_tokens": answer.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": prompt + completion,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }
 
 
