@@ -17,7 +17,8 @@ from proxima.task.published_chats import as_messages, as_tools, json_value, with
 from proxima.task.template import fill, look_up, template_fields, to_json_value, without_nan
 
 ANSWER = "answer"  # the only column that may be missing, unless there is one with a similar name
-TOOLS, TEMPLATE_ARGUMENTS = "tools", "chat_template_kwargs"  # TRL's names of columns for the chat template
+TOOLS = "tools"  # TRL's names of columns for the chat template
+TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 # columns of pictures and sound, which would otherwise be dropped silently
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
 CHATS = ("messages", "conversations", "conversation", "chat", "dialog")  # columns of chats in published data
@@ -91,7 +92,8 @@ class ColumnMapping(SplitTask):
         if self.template_arguments not in (None, TEMPLATE_ARGUMENTS):
             texts["template_arguments"] = str(self.template_arguments)
         for field, text in texts.items():
-            columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
+            names = sorted(template_fields(text, field)) if "{" in text else [text]
+            columns |= dict.fromkeys(names, field)
         return columns
 
     def require_columns(self, present: Iterable[str], source: str, remedy: str = "") -> None:
@@ -106,16 +108,18 @@ class ColumnMapping(SplitTask):
             near = [column for column in columns if column.lower() in near][:1]
             if name == ANSWER and field == "answer" and not near:
                 continue
-            nullable = ", or null for no answers" if field == "answer" else ""
+            hint = "set it to one that exists"
+            if field == "answer":
+                hint += ", or null for no answers"
             if near:
                 hint = f"did you mean {near[0]!r}?"
-            else:
-                hint = f"set it to one that exists{nullable}"
-            if field == "question" and (layout := _layout(columns)):
-                hint = layout
+            if field == "question":
+                hint = _layout(columns) or hint
+            hint += f"; columns: {', '.join(columns) or 'none'}"
+            if remedy:
+                hint += f"; {remedy}"
             reason = f"names no column: {source} has no column {name!r}"
-            named = f"{hint}; columns: {', '.join(columns) or 'none'}{f'; {remedy}' if remedy else ''}"
-            errors.append(FieldError(field, getattr(self, field), reason, remedy=named))
+            errors.append(FieldError(field, getattr(self, field), reason, remedy=hint))
         raise_together(errors)
 
     def lacks_answer(self, columns: Iterable[str]) -> bool:
@@ -128,7 +132,13 @@ class ColumnMapping(SplitTask):
         defaults = [self.tool_schemas, self.template_arguments]
         wanted = [name for name in self.fields_by_column() if name != ANSWER or not self.lacks_answer(present)]
         wanted += [name for name in defaults if name in present]
-        return sorted({name if name in present else name.partition(".")[0] for name in wanted})
+        columns: set[str] = set()
+        for name in wanted:
+            if name in present:
+                columns.add(name)
+            else:  # a path into a column of objects
+                columns.add(name.partition(".")[0])
+        return sorted(columns)
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the columns of the data if a local file gives them cheaply; None: unknown."""
@@ -139,12 +149,10 @@ class ColumnMapping(SplitTask):
         column of a chat's prompt, such as `documents`, that is not mapped."""
         media = sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images})
         if media:
+            remedy = f"remove it, or keep it for rewards with metadata=[{media[0]}]"
             if media[0].startswith("image") and not self.images:
-                show = f"show it with images={media[0]}, "
-            else:
-                show = ""
-            what = f"{source} has a column {media[0]!r}, which the model would not see"
-            raise UserError(what, remedy=f"{show}remove it, or keep it for rewards with metadata=[{media[0]}]")
+                remedy = f"show it with images={media[0]}, {remedy}"
+            raise UserError(f"{source} has a column {media[0]!r}, which the model would not see", remedy=remedy)
         unseen = sorted(BESIDE_CHATS.keys() & set(columns) - set(self.columns_of(columns)))
         if (self.messages or self.prompt) is not None and unseen:
             name = unseen[0]
@@ -163,21 +171,26 @@ class ColumnMapping(SplitTask):
         texts = [name for name in self.json_columns if isinstance(values.get(name), str)]
         read = {name: json_value(values[name], f"{source}: column {name!r}") for name in texts}
         values = without_nan({**values, **read})
-        self.refuse_media([name for name in (MEDIA | BESIDE_CHATS.keys()) & values.keys() if values[name]], source)
+        used = [name for name in (MEDIA | BESIDE_CHATS.keys()) & values.keys() if values[name]]
+        self.refuse_media(used, source)
         try:
             if self.answer is None or self.lacks_answer(values):
                 answer = None
             else:
                 answer = _value(self.answer, values)
-            names = [name for name in values if name != self.images] if self.metadata is None else self.metadata
+            names: Iterable[str] = [name for name in values if name != self.images]
+            if self.metadata is not None:
+                names = self.metadata
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
             arguments = self._arguments(values, source, fills_nulls)
             column, value = self._prompt(values)
             chat = column is not None and not (column == self.prompt and isinstance(value, str))
             images: tuple[Any, ...] = ()
             if self.images is not None:
-                among = self.images == column
-                value, shown = without_parts(value) if among else (value, look_up(values, self.images))
+                if self.images == column:
+                    value, shown = without_parts(value)
+                else:
+                    shown = look_up(values, self.images)
                 images = image_list(shown, folder, source)
         except KeyError as error:
             columns = ", ".join(values) or "none"
@@ -205,16 +218,16 @@ class ColumnMapping(SplitTask):
         column = self.prompt if self.messages is None else self.messages
         if column is not None:
             return column, look_up(values, column)
-        if "{" in self.question:
-            names = sorted(template_fields(self.question, "question"))
-        else:
-            names = []
+        if "{" not in self.question:
+            return None, _value(self.question, values)
+        names = sorted(template_fields(self.question, "question"))
         columns = {name: look_up(values, name) for name in names}
         for name, value in columns.items():
             if _is_nested(value):
                 require_text(value, f"column {name!r}, of the template in task.question,", name)
-        empty = bool(columns) and all(value is None or value == "" for value in columns.values())
-        return None, None if empty else _value(self.question, values)
+        if columns and all(value is None or value == "" for value in columns.values()):
+            return None, None
+        return None, _value(self.question, values)
 
     def _text(self, value: Any, field: str, where: str, images: bool) -> tuple[Message, ...]:
         """Return the chat of a text: a user's turn, or, for `prompt`, a text without a chat template."""
@@ -222,7 +235,8 @@ class ColumnMapping(SplitTask):
         if field == "question":
             return user_message(value)
         require(not images, "images", self.images, "has no place in a prompt that is text, without a chat template")
-        return ({**user_message(value)[0], "raw": True},)
+        (message,) = user_message(value)
+        return ({**message, "raw": True},)
 
     def _arguments(self, values: Mapping[str, Any], source: str, fills_nulls: bool) -> dict[str, Any]:
         """The row's own variables of the chat template, its tools among them."""
@@ -242,14 +256,16 @@ class ColumnMapping(SplitTask):
         name = self.tool_schemas
         if name is not None and not is_played(self) and (name != TOOLS or name in values):
             tools = as_tools(look_up(values, name), f"{source}: column {name!r}", fills_nulls=fills_nulls)
-            arguments |= {"tools": tools} if tools else {}
+            if tools:
+                arguments["tools"] = tools
         return arguments
 
 
 def _is_nested(value: Any) -> bool:
     """Return True for an object, a list that contains one, or a chat as JSON text: a template can't show these."""
-    inside = value if isinstance(value, (list, tuple)) else ()
-    return isinstance(value, Mapping) or is_chat(value) or any(map(_is_nested, inside))
+    if isinstance(value, Mapping) or is_chat(value):
+        return True
+    return isinstance(value, (list, tuple)) and any(map(_is_nested, value))
 
 
 def is_chat(value: Any) -> bool:

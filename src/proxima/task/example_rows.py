@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -87,7 +87,8 @@ class ChatReader:
         trained = [i for i in written if chat[i].get("weight", 1)]
         if not trained:
             what = "has weight 0, and nothing else would be trained"
-            what = what if len(written) == 1 else "has weight 0 in all turns of the assistant"
+            if len(written) > 1:
+                what = "has weight 0 in all turns of the assistant"
             raise FieldError("messages", answer_excerpt(chat[written[-1]]), what, remedy="remove the row")
         turns = turn_paths(chat, trained, self.tokenizer, arguments, "completion")
         cut = [self._cut(number, sample, path, chat) for sample, path in enumerate(turns)]
@@ -192,8 +193,10 @@ class TurnPath:
     def add(self, context: list[int], answer: list[int]) -> None:
         """Add what a later turn follows, and the turn."""
         between = context[len(self.prompt) + len(self.tokens) :]
-        self.tokens += between + answer
-        self.mask += [False] * len(between) + [True] * len(answer)
+        self.tokens += between
+        self.mask += [False] * len(between)
+        self.tokens += answer
+        self.mask += [True] * len(answer)
 
     def starting_at(self, place: int) -> "TurnPath":
         """The same path with a prompt of `place` tokens."""
@@ -297,9 +300,8 @@ class PreferenceReader:
         sides = {"chosen": _side(row, "chosen", columns.chosen), "rejected": _side(row, "rejected", columns.rejected)}
         prompt, (better, worse) = _split(row, sides)
         row = replace(row, messages=prompt)
-        if columns.margin is None:
-            margin = None
-        else:
+        margin = None
+        if columns.margin is not None:
             margin = _number(_column(row, "margin", columns.margin))
         chosen = self._paths(row, "chosen", better)
         rejected = self._paths(row, "rejected", worse)
@@ -395,14 +397,17 @@ def _side(row: Row, field: str, column: str) -> Side:
 
 def _split(row: Row, sides: Mapping[str, Side]) -> tuple[tuple[Message, ...], list[Side]]:
     """Return the prompt of the sides, and the messages of each after it."""
-    prompts = ((), row.messages, row.messages[:-1]) if is_begun(row.messages) else ((), row.messages)
-    if all(chat[:-1] in prompts for chat in sides.values()):
-        return _prompt(row, list(sides.values())), [chat[-1:] for chat in sides.values()]
+    chats = list(sides.values())
+    begun = is_begun(row.messages)
+    prompts = [(), row.messages]
+    if begun:
+        prompts.append(row.messages[:-1])
+    if all(chat[:-1] in prompts for chat in chats):
+        return _prompt(row, chats), [chat[-1:] for chat in chats]
     prompt = row.messages
-    if is_begun(prompt):  # it is one of the sides
-        pairs = takewhile(lambda pair: all(message == pair[0] for message in pair), zip(*sides.values(), strict=False))
-        prompt = prompt[: min(sum(1 for _ in pairs), *(len(chat) - 1 for chat in sides.values()))]
-    rest = [chat[len(prompt) :] if chat[: len(prompt)] == prompt else chat for chat in sides.values()]
+    if begun:  # it is one of the sides
+        prompt = prompt[: _common_messages(chats)]
+    rest = [_after(prompt, chat) for chat in chats]
     remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
     for (name, chat), said in zip(sides.items(), rest, strict=True):
         answers = bool(said) and said[0]["role"] == "assistant"
@@ -411,16 +416,34 @@ def _split(row: Row, sides: Mapping[str, Side]) -> tuple[tuple[Message, ...], li
     return prompt, rest
 
 
+def _common_messages(chats: Sequence[Side]) -> int:
+    """The number of messages with which all chats begin, without the last one of any."""
+    common = 0
+    for messages in zip(*(chat[:-1] for chat in chats), strict=False):
+        if any(message != messages[0] for message in messages):
+            break
+        common += 1
+    return common
+
+
+def _after(prompt: tuple[Message, ...], chat: Side) -> Side:
+    """The messages of a chat after the prompt, if it begins with it; else the whole chat."""
+    if chat[: len(prompt)] == prompt:
+        return chat[len(prompt) :]
+    return chat
+
+
 def _prompt(row: Row, sides: Sequence[Side]) -> tuple[Message, ...]:
     """Return the messages before the completions. The task's `messages` may be one of the sides, or another answer to
     the same prompt, instead of a prompt."""
-    *before, last = row.messages
     if not is_begun(row.messages):
         return row.messages
-    is_answer = any(
-        chat[-1]["content"] == last["content"] or (chat[:-1] and chat[:-1] == tuple(before)) for chat in sides
-    )
-    return tuple(before) if is_answer else row.messages
+    before = row.messages[:-1]
+    content = row.messages[-1]["content"]
+    for chat in sides:
+        if chat[-1]["content"] == content or (before and chat[:-1] == before):
+            return before
+    return row.messages
 
 
 def _column(row: Row, field: str, column: str) -> Any:

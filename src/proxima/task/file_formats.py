@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from proxima.data import UserError
 from proxima.data.errors import LONGEST_VALUE, abbreviated
@@ -46,13 +46,34 @@ OTHERS = {
 }
 # Of a format. `.00001` and `.part-2` number the parts of a file, which has no suffix then.
 FORMAT_SUFFIX = re.compile(r"\.[a-z][a-z0-9]*")
-GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
+GZIP = b"\x1f\x8b"  # the first bytes of such files
+PARQUET = b"PAR1"
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = (",", ";", "\t", "|")
 LISTS = ("data", "rows", "examples", "instances")  # keys under which a JSON document has its rows
-ABOUT = {  # keys beside them; an object with others is a row itself, whose column may be named `examples`
-    *("version", "metadata", "meta", "info", "name", "title", "description", "license", "citation", "homepage"),
-    *("source", "author", "authors", "date", "created", "split", "language", "features", "count", "total", "size"),
+# keys beside them; an object with others is a row itself, whose column may be named `examples`
+ABOUT = {
+    "author",
+    "authors",
+    "citation",
+    "count",
+    "created",
+    "date",
+    "description",
+    "features",
+    "homepage",
+    "info",
+    "language",
+    "license",
+    "meta",
+    "metadata",
+    "name",
+    "size",
+    "source",
+    "split",
+    "title",
+    "total",
+    "version",
 }
 MOST_HEADER = 1 << 20  # characters in which the first two lines are looked for
 BATCH = 2048  # rows of Parquet that a stream holds
@@ -109,25 +130,32 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
     if start.startswith(PARQUET):
         return ParquetTable(file)
     _require_known(file, suffix)
-    suffix = suffix if suffix in SUFFIXES else otherwise
+    if suffix not in SUFFIXES:
+        suffix = otherwise
     if suffix == ".parquet":
         if packed:
             raise UserError(f"{file} is gzipped Parquet, which is compressed already", remedy=f"gunzip {file}")
         return ParquetTable(file)
-    data = _unpacked(file) if packed else None
+    data = _unpacked(file) if packed else None  # None: the file itself
     if (data or start)[:2] in UTF_16:  # as Excel and PowerShell write text
-        data = _as_utf8(file, file.read_bytes() if data is None else data)
+        data = _as_utf8(file, _content(file, data))
     elif b"\0" in (data or start)[:4]:
         remedy = f"if it is UTF-16, convert it: iconv -f utf-16le -t utf-8 {file} > NEW"
         raise UserError(f"{file} is not UTF-8: one of its first bytes is zero", remedy=remedy)
-    if suffix in (".csv", ".tsv"):
-        return CsvTable(file, file.read_bytes() if data is None else data, "\t" if suffix == ".tsv" else None)
+    if suffix == ".csv":
+        return CsvTable(file, _content(file, data), None)
+    if suffix == ".tsv":
+        return CsvTable(file, _content(file, data), "\t")
     if suffix == ".json" or (data or start)[:1] == b"[":
-        text = file.read_bytes() if data is None else data
-        entries = _json_document(file, text, whole=suffix == ".json")
+        entries = _json_document(file, _content(file, data), whole=suffix == ".json")
         if entries is not None:
             return EntryTable(file, entries)
     return LineTable(file, data)
+
+
+def _content(file: Path, data: bytes | None) -> bytes:
+    """The content of a file, unless it is read already."""
+    return file.read_bytes() if data is None else data
 
 
 def _require_known(file: Path, suffix: str) -> None:
@@ -180,19 +208,14 @@ class LineTable:
             yield offset, place, _parsed(line, place)
 
     def read(self, position: int) -> Values:
-        with self._open() as stream:
+        with _stream(self.file, self._data) as stream:
             stream.seek(position)
             return _parsed(stream.readline(), f"{self.file}, byte {position}")
 
     def place(self, position: int) -> str:
-        with self._open() as stream:
+        with _stream(self.file, self._data) as stream:
             lines_above = stream.read(position).count(b"\n")
         return f"{self.file}:{lines_above + 1}"
-
-    def _open(self) -> Any:
-        if self._data is None:
-            return self.file.open("rb")
-        return io.BytesIO(self._data)
 
 
 class EntryTable:
@@ -250,12 +273,15 @@ class CsvTable:
             place = f"{self.file}:{lines_above + 1}"
             remedy = f"if it is Latin-1, convert it: iconv -f latin1 -t utf-8 {self.file} > NEW"
             raise UserError(f"{place} is not UTF-8: {error.reason}", remedy=remedy) from None
+        start = 0  # characters and lines before the header
+        skipped = 0
         separator = SEPARATOR.match(text)
         if separator:
             delimiter = separator[1]
+            start = separator.end()
+            skipped = 1
         else:
             delimiter = self._delimiter or _delimiter(text)
-        start, skipped = (separator.end(), 1) if separator else (0, 0)  # characters and lines before the header
         reader = csv.reader(io.StringIO(text[start:], newline=""), delimiter=delimiter, strict=True)
         limit = csv.field_size_limit(LONGEST_CELL)
         rows = list[tuple[int, list[str]]]()
@@ -289,12 +315,17 @@ class CsvTable:
         return tuple(self._rows[0]) or None
 
     def scan(self) -> Iterator[tuple[int, str, Values]]:
-        for number in range(len(self._rows[1])):
+        _, rows = self._rows
+        for number in range(len(rows)):
             yield number, self.place(number), self.read(number)
 
     def read(self, position: int) -> Values:
         header, rows = self._rows
-        return {name: utf8(cell) if cell else None for name, cell in zip(header, rows[position][1], strict=True)}
+        _, cells = rows[position]
+        values: Values = {}
+        for name, cell in zip(header, cells, strict=True):
+            values[name] = utf8(cell) if cell else None
+        return values
 
     def place(self, position: int) -> str:
         return f"{self.file}:{self._rows[1][position][0]}"
@@ -315,7 +346,9 @@ def headless(file: Path, header: Iterable[str]) -> UserError:
 def _delimiter(text: str) -> str:
     """The most frequent delimiter in the first non-blank line outside quotes. A comma if there is none, or if the next
     line has another number of them, because they are then part of a column's name."""
-    header, *rest = re.split(r"[\r\n]+", re.sub(r'"[^"]*"', "", text[:MOST_HEADER].lstrip("\r\n")), maxsplit=2)
+    beginning = text[:MOST_HEADER].lstrip("\r\n")
+    unquoted = re.sub(r'"[^"]*"', "", beginning)
+    header, *rest = re.split(r"[\r\n]+", unquoted, maxsplit=2)
     most = max(DELIMITERS, key=header.count)
     agrees = not rest or not rest[0] or rest[0].count(most) == header.count(most)
     return most if agrees or "," not in header else ","
@@ -350,7 +383,9 @@ class ParquetTable:
         """Read these columns, None: all; return the number of rows."""
         from pyarrow import parquet
 
-        chosen = list(self.columns() if columns is None else columns)
+        if columns is None:
+            columns = self.columns()
+        chosen = list(columns)
         with _damage_named(str(self.file), partial(deque, self.stream(chosen), 0)):
             table = parquet.read_table(self.file, columns=chosen)
             table.validate(full=True)  # texts too
@@ -366,7 +401,8 @@ class ParquetTable:
             file = parquet.ParquetFile(self.file, pre_buffer=False)  # which would hold the whole file in memory
             batches = file.iter_batches(batch_size=BATCH, columns=list(columns), use_threads=False)
         while True:
-            with _damage_named(f"{self.file}, after row {row - 1}," if row else str(self.file)):
+            place = f"{self.file}, after row {row - 1}," if row else str(self.file)
+            with _damage_named(place):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -381,7 +417,9 @@ class ParquetTable:
                 batch.slice(index, 1).to_pylist()
 
     def scan(self) -> Iterator[tuple[int, str, Values]]:
-        for number in range(self.load(None) if self._table is None else len(self._table)):
+        if self._table is None:
+            self.load(None)
+        for number in range(len(self._table)):
             yield number, self.place(number), self.read(number)
 
     def read(self, position: int) -> Values:
@@ -414,11 +452,18 @@ def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> It
         raise UserError(f"{place} can't be read as Parquet: {reason}", remedy=remedy) from None
 
 
+def _stream(file: Path, data: bytes | None) -> BinaryIO:
+    """A stream of a file's content, or of the content that is given."""
+    if data is None:
+        return file.open("rb")
+    return io.BytesIO(data)
+
+
 def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, int, bytes]]:
     """Yield number, offset and content of each non-blank line; `data` is the unpacked content of a packed file."""
     offset = 0
     try:
-        with file.open("rb") if data is None else io.BytesIO(data) as stream:
+        with _stream(file, data) as stream:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, offset, line
@@ -476,8 +521,11 @@ def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | No
     inside = ""
     if isinstance(document, dict):
         lists = [key for key in LISTS if _of_objects(document.get(key)) and document.keys() - {key} <= ABOUT]
-        inside = f" of {lists[0]!r}" if len(lists) == 1 else ""
-        document = document[lists[0]] if inside else [document]
+        if len(lists) == 1:
+            inside = f" of {lists[0]!r}"
+            document = document[lists[0]]
+        else:
+            document = [document]
     if not isinstance(document, list) or not (whole or _of_objects(document)):
         return None
     for index, entry in enumerate(document):

@@ -1,9 +1,10 @@
 """Generated tasks: questions of arithmetic, images of squares to count, and seeds for worlds that write the prompt."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
+from operator import add, floordiv, mul, sub
 from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, require
@@ -13,6 +14,7 @@ from proxima.task.template import template_fields
 
 _ENUMERATED = 1 << 20  # up to this many pairs of operands, all are listed; beyond, distinct pairs are drawn
 Question = tuple[str, int, int]
+RESULTS: dict[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
 SLIPS = (-10, -2, -1, 1, 2, 10)  # errors of a rejected answer: a forgotten carry, a miscounted step
 
 
@@ -55,9 +57,10 @@ class Arithmetic(PlayedTask):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(self.operators))
-        once = bool(self.operators) and set(self.operators) <= set("+-*/")
-        once = once and len(set(self.operators)) == len(self.operators)
-        require(once, "operators", list(self.operators), "must hold one or more of '+', '-', '*', '/', each once")
+        known = bool(self.operators) and set(self.operators) <= set("+-*/")
+        once = len(set(self.operators)) == len(self.operators)
+        bound = "must hold one or more of '+', '-', '*', '/', each once"
+        require(known and once, "operators", list(self.operators), bound)
         require(self.digits is None or 1 <= self.digits <= 18, "digits", self.digits, "must be in 1 … 18")
         require(self.size >= 1, "size", self.size, "must be >= 1")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
@@ -75,17 +78,15 @@ class Arithmetic(PlayedTask):
     @property
     def ranges(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Smallest and largest value of the first and of the second operand."""
-        if self.digits is None:
-            high = self.high
-        else:
-            high = 10**self.digits - 1
-        low = self.low if self.second_low is None else self.second_low
-        return (self.low, high), (low, high if self.second_high is None else self.second_high)
+        low = self.low
+        high = self.high if self.digits is None else 10**self.digits - 1
+        second_low = low if self.second_low is None else self.second_low
+        second_high = high if self.second_high is None else self.second_high
+        return (low, high), (second_low, second_high)
 
     def rows(self, seed: int) -> Rows:
         """Return the questions; the seed selects them, but does not affect their split."""
-        turns = zip_longest(*(self._questions(operator, seed) for operator in self.operators))
-        questions = list(islice((question for turn in turns for question in turn if question), self.size))
+        questions = list(islice(self._alternating(seed), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
             operands = f"operands {a}…{b} and {c}…{d} with {' '.join(self.operators)}"
@@ -96,7 +97,7 @@ class Arithmetic(PlayedTask):
 
     def _row(self, index: int, question: Question) -> Row:
         operator, a, b = question
-        result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b if b else 0}[operator]
+        result = RESULTS[operator](a, b)
         messages = user_message(self.template.format(a=a, op=operator, b=b))
         metadata = {"operator": operator, "operands": [a, b]}
         if self.pairs:
@@ -104,25 +105,35 @@ class Arithmetic(PlayedTask):
             metadata |= {"chosen": str(result), "rejected": str(result + slip)}
         return Row(messages=messages, answer=str(result), metadata=metadata)
 
+    def _alternating(self, seed: int) -> Iterator[Question]:
+        """Yield a question of each operator in turn, as long as it has one."""
+        of_operators = [self._questions(operator, seed) for operator in self.operators]
+        for turn in zip_longest(*of_operators):
+            for question in turn:
+                if question is not None:
+                    yield question
+
     def _questions(self, operator: str, seed: int) -> Iterator[Question]:
         """Yield all distinct questions of an operator in this split, in the order given by the seed."""
         (low, high), (second_low, second_high) = self.ranges
         width = second_high - second_low + 1
-        if self.split == "test":
-            share = self.held_out
-        else:
-            share = 1 - self.held_out
-        for pair in _pairs((high - low + 1) * width, math.ceil(self.size / share), seed, ord(operator)):
+        share = self.held_out if self.split == "test" else 1 - self.held_out
+        wanted = math.ceil(self.size / share)
+        for pair in _pairs((high - low + 1) * width, wanted, seed, ord(operator)):
             a = low + pair // width
             b = second_low + pair % width
             if operator == "/":
+                if b == 0:
+                    continue
                 a *= b
-            if (operator != "/" or b != 0) and self._in_split(operator, a, b):
+            if self._in_split(operator, a, b):
                 yield operator, a, b
 
     def _in_split(self, operator: str, a: int, b: int) -> bool:
-        first, second = (min(a, b), max(a, b)) if operator in "+*" else (a, b)
-        return (share_of(f"{first} {operator} {second}") < self.held_out) == (self.split == "test")
+        if operator in "+*" and a > b:
+            a, b = b, a
+        held_out = share_of(f"{a} {operator} {b}") < self.held_out
+        return held_out == (self.split == "test")
 
 
 def _pairs(space: int, wanted: int, seed: int, salt: int) -> Iterator[int]:

@@ -54,7 +54,9 @@ def question_keys(rows: Rows, numbers: Iterable[int] | None = None) -> Iterator[
     Args:
         numbers: the rows that are read; None: all.
     """
-    for number in range(len(rows)) if numbers is None else numbers:
+    if numbers is None:
+        numbers = range(len(rows))
+    for number in numbers:
         try:
             question = question_of(rows[number])
         except EmptyPromptError:
@@ -65,12 +67,15 @@ def question_keys(rows: Rows, numbers: Iterable[int] | None = None) -> Iterator[
 
 def image_sha(image: Any) -> str:
     """SHA-256 of an image of a row: of its file's bytes, or of its pixels."""
-    if isinstance(image, str):
-        if Path(image).is_file():
-            image = Path(image).read_bytes()
-        else:
-            image = image.encode()
-    return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
+    if isinstance(image, bytes):
+        data = image
+    elif not isinstance(image, str):
+        data = image.tobytes()
+    elif Path(image).is_file():
+        data = Path(image).read_bytes()
+    else:
+        data = image.encode()
+    return sha256(data).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +92,9 @@ class SplitTask(PlayedTask):
     part: Part = "train"
 
     def __post_init__(self) -> None:
-        bound, remedy = "must be a share in (0, 1)", "null holds nothing out"
-        require(self.held_out is None or 0 < self.held_out < 1, "held_out", self.held_out, bound, remedy=remedy)
+        possible = self.held_out is None or 0 < self.held_out < 1
+        remedy = "null holds nothing out"
+        require(possible, "held_out", self.held_out, "must be a share in (0, 1)", remedy=remedy)
         require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
         splits = self.held_out is not None or self.part == "train"
         remedy = "set held_out to its share, such as 0.1"
@@ -126,29 +132,36 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
     Raises:
         FieldError: the part has no rows.
     """
-    numbers: dict[Part, list[int]] = {"train": [], "held_out": []}
+    trained: list[int] = []
+    held: list[int] = []
     for number in range(len(rows)):
-        try:
-            held = is_held_out(question_of(rows[number]), held_out)
-        except EmptyPromptError:
-            held = False
-        numbers["held_out" if held else "train"].append(number)
-    chosen = numbers[part]
-    count = len(rows)
-    if not chosen:
-        side, remedy = ("held-out part", "raise it") if part == "held_out" else ("part to train on", "lower it")
-        bound = f"leaves none of the {counted(count, 'row')} in the {side}"
-        raise FieldError("held_out", held_out, bound, remedy=f"{remedy}, or add rows")
+        if _is_held(rows, number, held_out):
+            held.append(number)
+        else:
+            trained.append(number)
+    of_all = counted(len(rows), "row")
 
-    about = f"{len(chosen):,} of {counted(count, 'row')}"
     if part == "held_out":
-        about += f", held out {BY}"
-    else:
-        others = count - len(chosen)
-        left = _chosen(rows, numbers["held_out"], (), "")
-        about += f"; {others:,} {'is' if others == 1 else 'are'} held out {BY}"
-        return replace(_chosen(rows, chosen, unusable_rows(rows), about), left_out=(left,))
-    return _chosen(rows, chosen, (), about)
+        if not held:
+            bound = f"leaves none of the {of_all} in the held-out part"
+            raise FieldError("held_out", held_out, bound, remedy="raise it, or add rows")
+        return _chosen(rows, held, (), f"{len(held):,} of {of_all}, held out {BY}")
+
+    if not trained:
+        bound = f"leaves none of the {of_all} in the part to train on"
+        raise FieldError("held_out", held_out, bound, remedy="lower it, or add rows")
+    verb = "is" if len(held) == 1 else "are"
+    about = f"{len(trained):,} of {of_all}; {len(held):,} {verb} held out {BY}"
+    left = _chosen(rows, held, (), "")
+    return replace(_chosen(rows, trained, unusable_rows(rows), about), left_out=(left,))
+
+
+def _is_held(rows: Rows, number: int, share: float) -> bool:
+    """True for a row that is held out; a row without a prompt never is."""
+    try:
+        return is_held_out(question_of(rows[number]), share)
+    except EmptyPromptError:
+        return False
 
 
 SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out

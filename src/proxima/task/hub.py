@@ -84,19 +84,17 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
             if isinstance(stored, datasets.DatasetDict):
                 return stored[split]
             return stored
+        name = str(folder) if folder.exists() else path
         with offline_unless_reachable():
-            return datasets.load_dataset(
-                str(folder) if folder.exists() else path, subset, split=split, revision=revision
-            )
+            return datasets.load_dataset(name, subset, split=split, revision=revision)
     except Exception as error:  # the library and the network code below it raise dozens of types
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        if folder.exists():
-            remedy = ""
-        else:
-            remedy = "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split}) can't be opened"
-        error_type = UserError if folder.exists() else MissingDataError
-        raise error_type(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
+        what = f"{what}: {type(error).__name__}: {reason[:200]}"
+        if folder.exists():
+            raise UserError(what) from None
+        remedy = "without a network, name a folder or a data set in the cache"
+        raise MissingDataError(what, remedy=remedy) from None
 
 
 @contextmanager

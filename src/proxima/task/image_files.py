@@ -28,31 +28,41 @@ def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
     them; paths are relative to `folder`. UserError for anything else."""
     if value is None:
         return ()
-    if isinstance(value, list | tuple):
-        images = list(value)
-    else:
-        images = [value]
+    images = value if isinstance(value, list | tuple) else [value]
     if len(images) > COUNT:
         raise UserError(f"{source} has {len(images)} images; at most {COUNT} are shown", remedy="remove the row")
-    stored = [(image.get("bytes") or image.get("path")) if isinstance(image, Mapping) else image for image in images]
-    return tuple(str(folder / Path(image).expanduser()) if isinstance(image, str) else image for image in stored)
+    return tuple(_stored(image, folder) for image in images)
+
+
+def _stored(image: Any, folder: Path) -> Any:
+    """An image of a column, as `open_image` takes it."""
+    if isinstance(image, Mapping):
+        image = image.get("bytes") or image.get("path")
+    if isinstance(image, str):
+        return str(folder / Path(image).expanduser())
+    return image
 
 
 def without_parts(chat: Any) -> tuple[Any, list[Any]]:
     """Return a chat with `IMAGE_PLACEHOLDER` in place of each image among the parts of its messages, and the images."""
-    images, out = list[Any](), list[Any]()
-    for message in chat if isinstance(chat, list | tuple) else ():
-        content = None
-        if isinstance(message, Mapping):
-            content = message.get("content")
+    images = list[Any]()
+    if not isinstance(chat, list | tuple) or not chat:
+        return chat, images
+    out = list[Any]()
+    for message in chat:
+        content = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
-            shown = [part for part in content if part.get("type") == "image"]
-            images += [part.get("bytes") or part.get("path") or part.get("image") for part in shown]
-            if all(part.get("type") == "text" or part in shown for part in content):
-                texts = [IMAGE_PLACEHOLDER if part in shown else str(part.get("text", "")) for part in content]
-                message = {**message, "content": "".join(texts)}
+            for part in content:
+                if part.get("type") == "image":
+                    images.append(part.get("bytes") or part.get("path") or part.get("image"))
+            if all(part.get("type") in ("text", "image") for part in content):
+                message = {**message, "content": "".join(map(_text_of_part, content))}
         out.append(message)
-    return (out or chat), images
+    return out, images
+
+
+def _text_of_part(part: Mapping[str, Any]) -> str:
+    return IMAGE_PLACEHOLDER if part["type"] == "image" else str(part.get("text", ""))
 
 
 def open_image(value: Any) -> "Image":
@@ -120,7 +130,8 @@ def _eight_bits(image: "Image", shown: str) -> "Image":
     if image.mode in ("I", "F"):
         values = np.asarray(image)
         remedy = "save it with 8 bits a channel"
-        low, high = values.min(), values.max()  # NaN if there is one
+        low = values.min()  # NaN if there is one
+        high = values.max()
         if not (low >= 0 and high <= 255):
             raise UserError(f"{shown} has values outside 0 … 255", remedy=remedy)
         if image.mode == "F" and 0 < high <= 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from proxima.data import FieldError, MissingFileError, UserError, require
+from proxima.data.errors import counted
 from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, Values, open_data_file
 from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, user_message
@@ -51,14 +52,15 @@ class Files(ColumnMapping):
         tables = [open_data_file(file, self.otherwise) for file in find_files(self.path)]
         unusable: list[EmptyPromptError] = []
         lacking: dict[bool, str] = {}
-        positions = [
-            self._opened(table, lacking) if isinstance(table, ParquetTable) else self._scan(table, unusable, lacking)
-            for table in tables
-        ]
+        positions: list[Sequence[int]] = []
+        for table in tables:
+            if isinstance(table, ParquetTable):
+                positions.append(self._opened(table, lacking))
+            else:
+                positions.append(self._scan(table, unusable, lacking))
         require_same_answers(lacking)
         rows = MappedRows(_Chained(positions), partial(self._read, tables), tuple(unusable), partial(_place, tables))
-        count = f"{len(tables)} empty file{'s' if len(tables) > 1 else ''}"
-        require(len(rows) > 0, "path", self.path, f"holds no rows ({count})")
+        require(len(rows) > 0, "path", self.path, f"holds no rows ({counted(len(tables), 'empty file')})")
         return rows
 
     def _opened(self, table: ParquetTable, lacking: dict[bool, str]) -> Sequence[int]:
@@ -66,7 +68,8 @@ class Files(ColumnMapping):
         present = table.columns()
         self.require_columns(present, str(table.file))
         self.refuse_media(present, str(table.file))
-        count = table.load(None if self.metadata is None else self.columns_of(present))
+        wanted = None if self.metadata is None else self.columns_of(present)
+        count = table.load(wanted)
         if count:
             lacking.setdefault(self.lacks_answer(present), str(table.file))
         return range(count)
@@ -75,9 +78,10 @@ class Files(ColumnMapping):
         """Validate every row and return its position. Errors of rows without a prompt are added to `unusable`; the
         first row with the answer's column, and the first without it, are added to `lacking`."""
         positions = array("q")
+        remedy = HEADER if isinstance(table, CsvTable) else ""
         for position, place, values in table.scan():
             if not positions:
-                self.require_columns(values, place, HEADER if isinstance(table, CsvTable) else "")
+                self.require_columns(values, place, remedy)
             try:
                 self.row(values, place, table.file.parent)
             except EmptyPromptError as error:
@@ -88,8 +92,11 @@ class Files(ColumnMapping):
 
     def columns(self) -> tuple[str, ...] | None:
         """Return the columns of the first row."""
-        tables = (open_data_file(file, self.otherwise) for file in find_files(self.path))
-        return next((present for table in tables if (present := table.columns())), None)
+        for file in find_files(self.path):
+            columns = open_data_file(file, self.otherwise).columns()
+            if columns:
+                return columns
+        return None
 
     def first(self) -> Values | None:
         """Return the columns of the first row, with their values; None without a row."""
@@ -104,14 +111,10 @@ class Files(ColumnMapping):
         return None
 
     def _read(self, tables: Sequence[DataFile | ParquetTable], index: int, position: tuple[int, int]) -> Row:
-        table = tables[position[0]]
-        at = position[1]
-        # of the paths of images
-        if isinstance(table, ParquetTable):
-            folder = Path()
-        else:
-            folder = table.file.parent
-        return self.row(table.read(at), _place(tables, position), folder, fills_nulls=table.fills_nulls)
+        number, at = position
+        table = tables[number]
+        folder = Path() if isinstance(table, ParquetTable) else table.file.parent  # of the paths of images
+        return self.row(table.read(at), table.place(at), folder, fills_nulls=table.fills_nulls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +147,8 @@ class Parquet(Files):
 
 def _place(tables: Sequence[DataFile | ParquetTable], position: tuple[int, int]) -> str:
     """The file of a row, with its line or number."""
-    return tables[position[0]].place(position[1])
+    number, at = position
+    return tables[number].place(at)
 
 
 def require_same_answers(lacking: Mapping[bool, str]) -> None:
@@ -166,15 +170,18 @@ class _Chained:
 
     def __getitem__(self, index: int) -> tuple[int, int]:
         part = bisect_right(self._ends, index)
-        return part, self._parts[part][index - (self._ends[part - 1] if part else 0)]
+        begin = self._ends[part - 1] if part else 0
+        return part, self._parts[part][index - begin]
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
     """Find the files of a path, a pattern, or several of either, sorted within each pattern; FieldError if any matches
     no file."""
+    patterns = [path] if isinstance(path, str) else path
     files: list[Path] = []
-    for pattern in [path] if isinstance(path, str) else path:
-        for file in map(Path, sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) or [pattern]):
+    for pattern in patterns:
+        found = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        for file in map(Path, found or [pattern]):
             if file.is_dir():
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
@@ -192,11 +199,11 @@ PREPARED = ("aime24", "aime25", "aime26", "amc23", "dapo-math", "gsm8k", "math",
 def prepare_command(path: str | Path) -> str | None:
     """Return the command that creates a prepared folder, or the folder of a file; None for an unknown name."""
     place = Path(path)
-    names = (place.name, place.parent.name if place.suffix else "")
-    name = next((name for name in names if name in PREPARED), None)
-    if name is None:
-        return None
-    return f"proxima data prepare {name}"
+    if place.name in PREPARED:
+        return f"proxima data prepare {place.name}"
+    if place.suffix and place.parent.name in PREPARED:
+        return f"proxima data prepare {place.parent.name}"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +234,10 @@ class PreparedTask(PlayedTask):
         """Return the reason why the data can't be read, with the remedy; None if it can."""
         folder = Path(self.path).expanduser()
         command = prepare_command(folder) or "proxima data prepare"
+        if folder.is_file():
+            return f"no such folder; make it: {command} --from FILE"
         if not folder.is_dir():
-            return f"no such folder; make it: {command}" + (" --from FILE" if folder.is_file() else "")
+            return f"no such folder; make it: {command}"
         if not (folder / f"{self.split}.parquet").is_file():
             other = "test" if self.split == "train" else "train"
             if (folder / f"{other}.parquet").is_file():
@@ -244,7 +253,8 @@ class PreparedTask(PlayedTask):
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)
-        return MappedRows(Parquet(path=file, metadata=self.metadata).rows(seed), self._row)
+        questions = Parquet(path=file, metadata=self.metadata)
+        return MappedRows(questions.rows(seed), self._row)
 
     def _row(self, index: int, row: Row) -> Row:
         text = fill(self.template or "", {"question": row.messages[-1]["content"]})

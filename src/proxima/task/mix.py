@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -141,23 +142,31 @@ def sources_of(task: Any, path: str = "task", outer: TaskSource | None = None) -
         return [outer]
     found = []
     for i, source in task.sources.items():
-        place = f"{path}.tasks.{i}"
-        own_play = is_played(source.task)
-        inner = TaskSource(
-            path=f"{place}.task",
-            name=f"{outer.name}/{source.name}".removeprefix("/"),
-            task=source.task,
-            labels=(*outer.labels, (task.column, source.name)),
-            play=source.task if own_play else outer.play,
-            play_path=f"{place}.task" if own_play else outer.play_path,
-            reward=tuple(source.reward) or outer.reward,
-            reward_path=f"{place}.reward" if source.reward else outer.reward_path,
-            episode={**outer.episode, **(source.episode.changed() if source.episode else {})},
-            sampling={**outer.sampling, **(source.sampling.changed() if source.sampling else {})},
-            learns_from=source.learns_from or outer.learns_from,
-        )
+        inner = _inner(source, f"{path}.tasks.{i}", task, outer)
         found += sources_of(source.task, inner.path, inner)
     return found
+
+
+def _inner(source: WeightedTask, place: str, mix: "Mix", outer: TaskSource) -> TaskSource:
+    """A source of a mix, with what it takes over from the mix; `place` is its dotted path."""
+    inner = replace(
+        outer,
+        path=f"{place}.task",
+        name=f"{outer.name}/{source.name}".removeprefix("/"),
+        task=source.task,
+        labels=(*outer.labels, (mix.column, source.name)),
+    )
+    if is_played(source.task):
+        inner = replace(inner, play=source.task, play_path=inner.path)
+    if source.reward:
+        inner = replace(inner, reward=tuple(source.reward), reward_path=f"{place}.reward")
+    if source.episode:
+        inner = replace(inner, episode={**outer.episode, **source.episode.changed()})
+    if source.sampling:
+        inner = replace(inner, sampling={**outer.sampling, **source.sampling.changed()})
+    if source.learns_from:
+        inner = replace(inner, learns_from=source.learns_from)
+    return inner
 
 
 def source_of(sources: Sequence[TaskSource], metadata: Mapping[str, Any]) -> TaskSource:
@@ -206,9 +215,9 @@ class Mix(PlayedTask):
         require(self.weights in ("share", "row"), "weights", self.weights, "must be 'share' or 'row'")
         for i, source in enumerate(self.tasks):
             bound = "must be letters, digits and _ . + -, because its figures are named after it"
-            settings = source.reward, source.episode, source.sampling, source.learns_from
-            own = any(settings) or is_played(source.task)
-            require(not own or bool(NAME.fullmatch(source.name)), f"tasks.{i}.name", source.name, bound)
+            settings = [source.reward, source.episode, source.sampling, source.learns_from]
+            has_own = any(settings) or is_played(source.task)
+            require(not has_own or bool(NAME.fullmatch(source.name)), f"tasks.{i}.name", source.name, bound)
         require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
         if self.part == "held_out":
             remedy = "set held_out of a source to the share of its questions, such as 0.1"
@@ -226,22 +235,20 @@ class Mix(PlayedTask):
     def rows(self, seed: int) -> Rows:
         """Return the rows of the mix, with the sources interleaved."""
         parts = self._opened(seed)
-        sizes = [len(rows) for rows in parts]
+        counts = [len(rows) for rows in parts]
         if self.part == "train":
-            counts = self.counts(sizes)
-        else:
-            counts = sizes
-        order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
+            counts = self.counts(counts)
+        places = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
+        order = np.argsort(places, kind="stable")
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
-        unusable = tuple(error for rows in parts for error in unusable_rows(rows))
         names = [source.name for source in self.sources.values()]
         return MappedRows(
             np.stack([source, index], axis=1),
             partial(self._row, parts, names),
-            unusable,
+            tuple(chain.from_iterable(map(unusable_rows, parts))),
             about=self._about(parts, counts),
-            left_out=tuple(left for rows in parts for left in left_out(rows)),
+            left_out=tuple(chain.from_iterable(map(left_out, parts))),
             notes=self._notes(names, parts),
             sources=_leaves(source, index, parts),
         )
@@ -278,22 +285,21 @@ class Mix(PlayedTask):
         for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
             read = about_rows(rows) or f"its {counted(len(rows), 'row')}"
             if self.part == "train":
-                share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})"
+                shares.append(f"{source.name} {count / total:.1%} ({count / len(rows):.3g} x {read})")
             else:
-                share = f"({read})"
-            shares.append(f"{source.name} {share}")
-        if self.part == "train":
-            named = "an epoch of the mix"
-        else:
-            named = "the held-out part of the mix"
+                shares.append(f"{source.name} ({read})")
+        named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
         return f"{named} has {counted(total, 'row')}: {', '.join(shares)}"
 
     def _notes(self, names: Sequence[str], parts: Sequence[Rows]) -> tuple[str, ...]:
         """Those of the sources, and on questions that one source trains on and another one holds out."""
         if self.part == "held_out":
             return ()
-        inner = [f"{name}: {note}" for name, rows in zip(names, parts, strict=True) for note in notes_of_rows(rows)]
-        return (*inner, *notes_of_sources(names, [source.task for source in self.tasks], parts))
+        notes: list[str] = []
+        for name, rows in zip(names, parts, strict=True):
+            notes += [f"{name}: {note}" for note in notes_of_rows(rows)]
+        tasks = [source.task for source in self.tasks]
+        return (*notes, *notes_of_sources(names, tasks, parts))
 
     def _opened(self, seed: int) -> list[Rows]:
         tasks = {f"tasks.{i}.task": source.task for i, source in self.sources.items()}
@@ -318,11 +324,9 @@ def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence
         own = source == i
         inner = row_sources(rows)
         if inner is None:
-            below = np.zeros(len(rows), np.int64)
-        else:
-            below = inner
-        numbers[own] = first + below[index[own]]
-        first += int(below.max(initial=0)) + 1
+            inner = np.zeros(len(rows), np.int64)
+        numbers[own] = first + inner[index[own]]
+        first += int(inner.max(initial=0)) + 1
     return numbers
 
 
@@ -335,8 +339,9 @@ def first_of_each(sources: NDArray[np.int64], most: int) -> list[int]:
 def held_out_part(task: Any) -> Any | None:
     """The task that reads the rows that a task holds out; None if it holds none out."""
     if isinstance(task, Mix):
-        held_out = any(held_out_part(source.task) is not None for source in task.tasks)
-        return replace(task, part="held_out") if held_out else None
+        if all(held_out_part(source.task) is None for source in task.tasks):
+            return None
+        return replace(task, part="held_out")
     if getattr(task, "held_out", None) is None or not hasattr(task, "part"):
         return None
 

@@ -18,7 +18,8 @@ def open_tasks(tasks: Mapping[str, Task], seed: int, *, may_skip: bool = False) 
         FieldError, FieldErrors: invalid fields of the tasks, all reported together.
         UserError: see `Task.rows`; also if a row is known to have no prompt, unless `may_skip`.
     """
-    rows, errors = dict[str, Rows](), list[FieldError]()
+    rows: dict[str, Rows] = {}
+    errors: list[FieldError] = []
     split: list[tuple[SplitTask, Rows]] = []
     for path, task in tasks.items():
         try:
@@ -29,8 +30,10 @@ def open_tasks(tasks: Mapping[str, Task], seed: int, *, may_skip: bool = False) 
         except FieldErrors as several:
             errors += several.errors
     raise_together(errors)
+    if may_skip:
+        return rows
     for path, opened in rows.items():
-        for row_error in () if may_skip else unusable_rows(opened):
+        for row_error in unusable_rows(opened):
             raise UserError(f"{path}: a row has an empty {row_error.field}", remedy=row_error.remedy)
     return rows
 

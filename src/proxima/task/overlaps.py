@@ -40,15 +40,17 @@ def notes_of_sources(names: Sequence[str], tasks: Sequence[Task], parts: Sequenc
             if not held_out or other == holder or not has_texts(tasks[other]):
                 continue
             common = sum(key in held_out for key in question_keys(others))
-            if common:
-                asks, them = ("asks a question", "it") if common == 1 else ("ask questions", "them")
-                what = f"{common:,} of the {counted(len(others), 'row')} of {names[other]} {asks} that {names[holder]}"
-                share = getattr(tasks[holder], "held_out", None)
-                if share is None:
-                    remedy = "the same held_out in both"
-                else:
-                    remedy = f"held_out={share:g} in both"
-                notes.append(f"{what} holds out for evaluation, and the run trains on {them}; set {remedy}")
+            if not common:
+                continue
+            of_rows = f"{common:,} of the {counted(len(others), 'row')} of {names[other]}"
+            them = "them"
+            what = f"{of_rows} ask questions that {names[holder]} holds out"
+            if common == 1:
+                them = "it"
+                what = f"{of_rows} asks a question that {names[holder]} holds out"
+            share = getattr(tasks[holder], "held_out", None)
+            remedy = "the same held_out" if share is None else f"held_out={share:g}"
+            notes.append(f"{what} for evaluation, and the run trains on {them}; set {remedy} in both")
     return tuple(notes)
 
 

@@ -126,7 +126,8 @@ def tokens_in_common(tokens: Ints, other: Ints) -> int:
     would end inside one."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
-    common = (length if same.all() else int(same.argmin())) // PREFIX_STEP * PREFIX_STEP
+    first_different = length if same.all() else int(same.argmin())
+    common = first_different // PREFIX_STEP * PREFIX_STEP
     if common == len(tokens) or tokens[common] >= 0:
         return common
 
@@ -241,7 +242,9 @@ class PromptSource:
                 continue
             prompt = self.prompt(row, uid)
             if prompt is not None:
-                prompts.append(prompt if weight == 1 else replace(prompt, weight=weight))
+                if weight != 1:
+                    prompt = replace(prompt, weight=weight)
+                prompts.append(prompt)
                 skipped_in_a_row = 0
                 continue
             self.skipped += 1

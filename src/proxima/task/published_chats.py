@@ -19,7 +19,14 @@ from proxima.data.flow import Message
 from proxima.data.json_reader import load_json
 from proxima.task.template import to_json_value
 
-ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"function": "tool", "developer": "system"}
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "developer": "system",
+}
 # ShareGPT's names of roles in its key `from`, with those that LLaMA-Factory and axolotl added
 SPEAKERS = ROLES | {
     "human": "user",
@@ -27,8 +34,10 @@ SPEAKERS = ROLES | {
     "chatgpt": "assistant",
     "bot": "assistant",
     "model": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
 }
-SPEAKERS |= {"function_call": "assistant", "observation": "tool", "function_response": "tool"}
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 TRAINED = ("weight", "train", "training")
 UNSEEN = frozenset({"audio", "audios", "image", "images", "raw", "video", "videos"})  # `raw` is proxima's own
@@ -65,22 +74,29 @@ def _of_a_table(messages: Sequence[Any]) -> bool:
     """True if the messages were written from a table, in which all objects have the same keys: each message has all
     keys of the others, and some of them are null."""
     objects = [message for message in messages if isinstance(message, Mapping)]
-    shared = len({frozenset(message) for message in objects}) == 1 and len(objects) > 1
-    return shared and any(message[key] is None for message in objects for key in message if key != "content")
+    if len(objects) < 2 or len({frozenset(message) for message in objects}) > 1:
+        return False
+    return any(_has_null(message) for message in objects)
+
+
+def _has_null(message: Mapping[str, Any]) -> bool:
+    return any(item is None for key, item in message.items() if key != "content")
 
 
 def _message(given: Any, source: str, fills_nulls: bool) -> Message:
+    left: dict[str, Any] = {}
     if isinstance(given, Mapping):
         left = {key: item for key, item in given.items() if item is not None}
+    shared = "from" in left and "role" not in left  # ShareGPT's form
+    if shared:
+        roles = SPEAKERS
+        speaker = left.pop("from")
+        content = left.pop("value", None)
     else:
-        left = {}
-    shared = "from" in left and "role" not in left
-    speaker = left.pop("from" if shared else "role", None)
-    if isinstance(speaker, str):
-        role = (SPEAKERS if shared else ROLES).get(speaker)
-    else:
-        role = None
-    content = left.pop("value" if shared else "content", None)
+        roles = ROLES
+        speaker = left.pop("role", None)
+        content = left.pop("content", None)
+    role = roles.get(speaker) if isinstance(speaker, str) else None
     seen = sorted(UNSEEN & {key for key, item in left.items() if item})
     if seen:
         what = f"{source} holds a message with the key {seen[0]!r}, which the model would not see"
@@ -118,12 +134,11 @@ def _text_of(parts: Sequence[Any], source: str) -> str:
             kind = type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             column = source.rpartition("column ")[2].strip("'")
+            remedy = "remove these rows, or give the text as the message's content"
             if kind == "image":
-                show = f"images={column} shows it; else "
-            else:
-                show = ""
+                remedy = f"images={column} shows it; else {remedy}"
             what = f"{source} holds a message with a part of type {kind!r}, which the model would not see"
-            raise UserError(what, remedy=f"{show}remove these rows, or give the text as the message's content")
+            raise UserError(what, remedy=remedy)
     return "".join(part["text"] for part in parts)
 
 
@@ -158,8 +173,12 @@ def _calls(left: dict[str, Any], source: str, fills_nulls: bool) -> list[dict[st
     older = left.pop("function_call", None)
     if isinstance(value, str):
         value = json_value(value, f"{source}: tool_calls")
-    calls = [*(value if isinstance(value, list | tuple) else [value]), *([older] if older else [])]
-    calls = [inner for call in calls for inner in _several(call, source)]
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    if older:
+        given.append(older)
+    calls: list[Any] = []
+    for call in given:
+        calls += _several(call, source)
     return [_call(call, source, fills_nulls) for call in calls]
 
 
@@ -187,9 +206,14 @@ def _call(call: Any, source: str, fills_nulls: bool) -> dict[str, Any]:
     if not isinstance(arguments, Mapping | None):
         what = f"{source} holds a call of {name!r} with the arguments {arguments!r:.60}"
         raise UserError(what, remedy="give them as an object, or as its JSON text")
-    given = to_json_value(without_nulls(arguments or {}) if fills_nulls else arguments or {})
-    written = {"type": "function"} | ({"id": str(call["id"])} if call.get("id") is not None else {})
-    return written | {"function": {"name": name, "arguments": given}}
+    arguments = arguments or {}
+    if fills_nulls:
+        arguments = without_nulls(arguments)
+    written: dict[str, Any] = {"type": "function"}
+    if call.get("id") is not None:
+        written["id"] = str(call["id"])
+    written["function"] = {"name": name, "arguments": to_json_value(arguments)}
+    return written
 
 
 def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict[str, Any]]:
@@ -212,12 +236,11 @@ def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             what = f"{source} holds {tool!r:.60} as a tool, expected {{type: function, function: {{name, parameters}}}}"
             raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
-        if function is not tool:
-            wrapped = tool
-        else:
-            wrapped = {"type": "function", "function": tool}
-        of_table = fills_nulls or _has_null_properties(wrapped)
-        tools.append(to_json_value(without_nulls(wrapped) if of_table else wrapped))
+        if function is tool:  # the function alone
+            tool = {"type": "function", "function": tool}
+        if fills_nulls or _has_null_properties(tool):
+            tool = without_nulls(tool)
+        tools.append(to_json_value(tool))
     return tools
 
 

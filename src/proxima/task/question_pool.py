@@ -110,10 +110,11 @@ class SourceFigures:
         """Count a group."""
         weight = judgement.weight
         kept = 1 - SOURCE_FORGETS
-        right, wrong = judgement.right, judgement.wrong
-        self.binary = self.binary and right is not None and wrong is not None
-        size = (right or 0) + (wrong or 0)
-        share = (right or 0) / size if size else 0.0
+        if judgement.right is None or judgement.wrong is None:
+            self.binary = False
+        right = judgement.right or 0
+        size = right + (judgement.wrong or 0)
+        share = right / size if size else 0.0
         self.groups = kept * self.groups + weight
         self.share = kept * self.share + weight * share
         self.square = kept * self.square + weight * share**2
@@ -145,7 +146,8 @@ class SourceFigures:
         correlation = 0.5
         if size > 1 and variance > 0:
             correlation = (variance / (mean * (1 - mean)) * size - 1) / (size - 1)
-        correlation = min(max(correlation, SPREAD[0]), SPREAD[1])
+        least_spread, most_spread = SPREAD
+        correlation = min(max(correlation, least_spread), most_spread)
         total = 1 / correlation - 1
         return mean * total, (1 - mean) * total
 
@@ -178,7 +180,8 @@ class PooledQuestions:
         self._source_of = sources
         self._rows: dict[int, Counts] = {}
         self._sources: dict[str, SourceFigures] = {}
-        self._drawn = self._asked = 0  # since the last `taken`
+        self._drawn = 0  # since the last `taken`
+        self._asked = 0
 
     def chance(self, row: int) -> float:
         """The chance that the next group of a row is useful, in [0, 1]."""
@@ -214,17 +217,15 @@ class PooledQuestions:
         self._of_source(row).add(judgement)
 
     def _of_source(self, row: int) -> SourceFigures:
-        if self._source_of is None:
-            name = "0"
-        else:
-            name = str(self._source_of[row])
+        name = "0" if self._source_of is None else str(self._source_of[row])
         return self._sources.setdefault(name, SourceFigures())
 
     def taken(self) -> dict[str, float]:
         """Return metrics since the last call: `pool/asked_fraction`, of the draws, 1 without any; and
         `pool/rows_below_one`, the rows that were judged and are asked with a probability below 1."""
         fraction = self._asked / self._drawn if self._drawn else 1.0
-        self._drawn = self._asked = 0
+        self._drawn = 0
+        self._asked = 0
         below = sum(self.probability(row) < 1 for row in self._rows)
         return {"pool/asked_fraction": fraction, "pool/rows_below_one": below}
 
@@ -240,10 +241,10 @@ class PooledQuestions:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; empty: that of a run which had no pool so far."""
-        counts = (Counts(*values) for values in state.get("counts", ()))
+        self._rows = {}
         if "counts" in state:
+            counts = [Counts(*values) for values in state["counts"]]
             self._rows = dict(zip(state.get("rows", ()), counts, strict=True))
-        else:
-            self._rows = {}
         self._sources = {name: SourceFigures(**figures) for name, figures in state.get("sources", {}).items()}
-        self._drawn, self._asked = state.get("drawn", 0), state.get("asked", 0)
+        self._drawn = state.get("drawn", 0)
+        self._asked = state.get("asked", 0)

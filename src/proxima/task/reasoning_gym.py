@@ -50,11 +50,9 @@ class ReasoningGymTask(PlayedTask):
     def _row(self, settings: Mapping[str, Any], index: int, entry: Mapping[str, Any]) -> Row:
         answer = entry.get("answer")
         source = {"task": self.task, "config": encode_json(settings), "entry": encode_json(entry)}
-        return Row(
-            messages=user_message(entry["question"]),
-            answer=None if answer is None else as_text(answer),
-            metadata={"reasoning_gym": source},
-        )
+        if answer is not None:
+            answer = as_text(answer)
+        return Row(messages=user_message(entry["question"]), answer=answer, metadata={"reasoning_gym": source})
 
 
 def encode_json(value: Any) -> Any:

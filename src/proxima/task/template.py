@@ -31,12 +31,13 @@ def require_question_template(template: str) -> None:
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """Replace each `{name}` in the template by `look_up(values, name)`, or by nothing if that is null. KeyError if a
     name is absent."""
-    parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
-    return "".join(text + ("" if name is None else _filled(look_up(values, name))) for text, name in parts)
-
-
-def _filled(value: Any) -> str:
-    return "" if value is None else as_text(value)
+    pieces: list[str] = []
+    for text, name, _, _ in Formatter().parse(template):
+        pieces.append(text)
+        value = None if name is None else look_up(values, name)
+        if value is not None:
+            pieces.append(as_text(value))
+    return "".join(pieces)
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:

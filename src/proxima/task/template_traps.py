@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from proxima.data import UserError
@@ -57,14 +58,17 @@ def template_notes(
             return [*template_note(tokenizer, model), *notes]
         return notes
     notes += stop_note(tokenizer, stops, stop_texts)
-    if system is not None or any(message["role"] == "system" for chat in chats for message in chat):
+    messages = chain.from_iterable(chats)
+    if system is not None or any(message["role"] == "system" for message in messages):
         notes += system_note(tokenizer, arguments)
     return notes
 
 
 def _some_chats(rows: Rows) -> list[tuple[Message, ...]]:
+    if not len(rows):
+        return []
     chats = []
-    for number in sorted({i * len(rows) // READ for i in range(READ)} if len(rows) else ()):
+    for number in sorted({i * len(rows) // READ for i in range(READ)}):
         with suppress(UserError):  # said where the row is used
             chats.append(rows[number].messages)
     return chats
@@ -82,7 +86,8 @@ def _turn_marks(tokenizer: Any) -> frozenset[str]:
 def _rendered_rows(chats: Sequence[Sequence[Message]], turns: Iterable[str]) -> list[str]:
     """A warning if rows contain control tokens of a turn, because a template has already rendered them."""
     pattern = re.compile("|".join(map(re.escape, sorted(turns, key=len, reverse=True))))
-    marks = [mark for text in map(_contents, chats) if (mark := pattern.search(text))]
+    found = [pattern.search(_contents(chat)) for chat in chats]
+    marks = [mark for mark in found if mark]
     if not marks:
         return []
     what = f"{len(marks)} of {len(chats)} rows read hold the control token {marks[0][0]} in their text"
@@ -101,7 +106,11 @@ def _spelt_tokens(tokenizer: Any, chats: Sequence[Sequence[Message]], turns: fro
     counts = {tag: sum(tag in text for text in texts) for tag in tags}
     if not any(counts.values()):
         return []
-    held = sorted((tag for tag in tags if counts[tag]), key=lambda tag: min(t.find(tag) for t in texts if tag in t))
+
+    def first_place(tag: str) -> int:
+        return min(text.find(tag) for text in texts if tag in text)
+
+    held = sorted((tag for tag in tags if counts[tag]), key=first_place)
     listed = ", ".join(f"{tag} ({counts[tag]} of {len(chats)} rows read)" for tag in held)
     spelt = len(encode_part(with_stand_ins(held[0], tokenizer), tokenizer))
     what = f"control tokens of the tokenizer are spelt out in the text of messages: {listed}"
