@@ -110,10 +110,11 @@ def light(name: str) -> str:
 def dark_rules() -> str:
     """Return the CSS that replaces the colours of a light page by those of a dark one."""
     pairs = [(light, dark) for light, dark in PALETTE.values() if light != dark]
-    rules = "".join(
-        f'[style*="{name}: {light}"]{{{name}:{dark}!important}}' for light, dark in pairs for name in ("fill", "stroke")
-    )
-    return f"@media (prefers-color-scheme: dark) {{{rules}}}"
+    rules = []
+    for light, dark in pairs:
+        for name in ("fill", "stroke"):
+            rules.append(f'[style*="{name}: {light}"]{{{name}:{dark}!important}}')
+    return f"@media (prefers-color-scheme: dark) {{{''.join(rules)}}}"
 
 
 def svg_file(drawing: Drawing) -> str:
@@ -147,16 +148,18 @@ def figure_file(out: Path | str) -> Path:
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
     """Write a figure to `out`, see `figure_file`, and return the path."""
-    kind = (file := figure_file(out)).suffix.lower()
+    file = figure_file(out)
+    kind = file.suffix.lower()
     if kind == ".svg":
         write_atomic(file, svg_file(drawing))
         return file
     stream = io.BytesIO()
     metadata = None
+    dpi: float | str = 150
     if kind == ".pdf":
         metadata = {"CreationDate": None}
+        dpi = "figure"
     with drawing.opened(light) as figure:
-        dpi = "figure" if kind == ".pdf" else 150
         figure.savefig(stream, format=kind[1:], facecolor=light("paper"), metadata=metadata, dpi=dpi)
     write_atomic(file, stream.getvalue())
     return file
@@ -164,7 +167,8 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
 
 def panel_axes(figure: Figure, margins: Margins) -> Axes:
     """Add axes that fill the figure except for its margins."""
-    (width, height), (left, right, top, bottom) = map(float, 72 * figure.get_size_inches()), margins
+    width, height = map(float, 72 * figure.get_size_inches())
+    left, right, top, bottom = margins
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
     )

@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,8 @@ from proxima.view.formatting import output_width, printable, significant
 from proxima.view.terminal import Format, stacked, table_as, table_text
 
 TABLES: dict[str, Format] = {".csv": "csv", ".json": "json", ".md": "md"}
-PANEL, HEIGHT = 460.0, 300.0  # CSS pixels of a chart
+PANEL = 460.0  # CSS pixels of a chart
+HEIGHT = 300.0
 WIDTH = 100  # columns of the terminal
 LEGEND = 18.0  # of a line of the legend
 FIGURE_CURVES = (HELD_OUT, "reward/mean", "loss")  # the first two that a run has
@@ -30,7 +32,8 @@ FIGURE_CURVES = (HELD_OUT, "reward/mean", "loss")  # the first two that a run ha
 def comparison_file(out: Path) -> Path:
     """The file for a comparison. Raises: UserError for a suffix that is none of a page, a figure or a table."""
     suffix = out.suffix.lower()
-    if suffix not in (suffixes := (".html", *FIGURES, *TABLES)):
+    suffixes = (".html", *FIGURES, *TABLES)
+    if suffix not in suffixes:
         has = f"the suffix {suffix}" if suffix else "no suffix"
         raise UserError(f"--out {out} has {has}", remedy=f"write one of {', '.join(suffixes)}")
     return out
@@ -70,7 +73,8 @@ def _numbers(row: CellSummary) -> dict[str, Any]:
     means |= {f"difference/{name}": mean for name, mean in row.difference.items()}
     for name, mean in means.items():
         if mean is not None:
-            numbers |= {name: mean.mean, f"{name}/half": "" if mean.half is None else mean.half}
+            half = "" if mean.half is None else mean.half
+            numbers |= {name: mean.mean, f"{name}/half": half}
     return numbers | {f"to_target/{axis}": cost.median for axis, cost in row.reach.items() if cost.median is not None}
 
 
@@ -97,7 +101,8 @@ class ComparisonFigure(Drawing):
         return PANEL * max(1, len(self.curves)), HEIGHT + LEGEND * len(self.comparison.cells)
 
     def draw(self, figure: Figure, color: Color) -> None:
-        (width, height), lines = self.size, LEGEND * len(self.comparison.cells)
+        width, height = self.size
+        lines = LEGEND * len(self.comparison.cells)
         for column, key in enumerate(self.curves):
             margins = (PANEL * column + 52, width - PANEL * (column + 1) + 14, 34, 44 + lines)
             axes = panel_axes(figure, margins)
@@ -107,10 +112,12 @@ class ComparisonFigure(Drawing):
                 if band is None:
                     continue
                 dashes = ("-", "--", ":")[min(i // len(CELLS), 2)]
-                axes.plot(band.x, band.mean, dashes, color=line, linewidth=1.6, marker="o" if len(band.x) < 2 else "")
+                marker = "o" if len(band.x) < 2 else ""
+                axes.plot(band.x, band.mean, dashes, color=line, linewidth=1.6, marker=marker)
                 if band.low and len(band.x) > 1:
                     axes.fill_between(band.x, band.low, band.high, color=line, alpha=0.15, linewidth=0)
-            axes.set_title(f"held-out {self.comparison.headline.title}" if key == HELD_OUT else key)
+            title = f"held-out {self.comparison.headline.title}" if key == HELD_OUT else key
+            axes.set_title(title)
             axes.set_xlabel("step")
             round_ticks(axes.xaxis, 6, integer=True)
             round_ticks(axes.yaxis, 5)
@@ -145,13 +152,17 @@ def compare_and_print(
     folders = find_runs(places)
     runs, unread = _read(folders)
     keys = {name: _recorded(name, runs) for name in metrics}
-    evaluated = {key for each in runs for record in each.evals for key, value in record.items() if value is not None}
-    headline = next((key for key in keys.values() if key in evaluated), None)
+    evaluations = list(chain.from_iterable(run.evals for run in runs))
+    headline = None
+    for key in keys.values():
+        if headline is None and any(record.get(key) is not None for record in evaluations):
+            headline = key
     comparison = compare_runs(runs, baseline=baseline, target=target, metric=headline)
     page = out
     if page is None and form == "text":
         place = Path(places[0])
-        page = (place if len(places) == 1 and place.is_dir() and place not in folders else Path()) / "compare.html"
+        is_sweep = len(places) == 1 and place.is_dir() and place not in folders
+        page = place / "compare.html" if is_sweep else Path("compare.html")
     replaced = out is None and page is not None and page.exists()
     if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
         raise UserError(f"--out {page}: must be a file in a folder that exists")
@@ -161,13 +172,12 @@ def compare_and_print(
         recorded = {cell: mean for cell, mean in ends.items() if mean is not None}
         if recorded:
             means[name] = recorded
-    numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
-    more = {**({"metrics": numbers} if numbers else {}), "unread": unread, "page": None if page is None else str(page)}
+    more: dict[str, Any] = {}
+    if means:
+        more["metrics"] = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
+    more |= {"unread": unread, "page": None if page is None else str(page)}
     if page is not None:
-        if len(places) == 1:
-            title = Path(places[0]).resolve().name
-        else:
-            title = "Comparison"
+        title = Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
         write_comparison_file(comparison, page, title=title, over=over, more=more)
     if form != "text":
         print(table_text_as(form, comparison, more), end="")
@@ -175,12 +185,13 @@ def compare_and_print(
     _show(comparison, unread)
     for name, cells in means.items():
         _show_metric(keys[name], cells)
-    print(f"\n{page}{' (replaced)' if replaced else ''}")
+    print(f"\n{page} (replaced)" if replaced else f"\n{page}")
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Read the runs; if there are several, also return why some can't be compared yet."""
-    runs, unread = [], []
+    runs: list[Run] = []
+    unread: list[str] = []
     for folder in folders:
         try:
             runs.append(read_run(folder))
@@ -195,11 +206,14 @@ def _read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
 
 def _recorded(name: str, runs: Sequence[Run]) -> str:
     """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
-    records = [record for run in runs for record in (*run.train, *run.evals)]
+    records = []
+    for run in runs:
+        records += [*run.train, *run.evals]
     headline = Headline.of(records, canonical_metric(name))
     if all(headline.value(record) is None for record in records):
-        recorded = sorted({word for record in records for key in record for word in (key, Headline(key).name)})
-        near = ", ".join(difflib.get_close_matches(name, recorded, n=3, cutoff=0.0)) or "none"
+        recorded = set(chain.from_iterable(records))
+        recorded |= {Headline(key).name for key in recorded}
+        near = ", ".join(difflib.get_close_matches(name, sorted(recorded), n=3, cutoff=0.0)) or "none"
         remedy = f"the nearest: {near}; all are keys of {runs[0].folder / 'metrics.jsonl'}"
         raise UserError(f"--metric {name}: no run has recorded it", remedy=remedy)
     return headline.key
@@ -209,10 +223,7 @@ def _show_metric(name: str, means: dict[str, SeedMean]) -> None:
     print(f"\n{name}, mean over the last tenth of the steps")
     width = max(map(len, means))
     for cell, mean in means.items():
-        if mean.half is None:
-            half = ""
-        else:
-            half = f" ± {significant(mean.half)}"
+        half = "" if mean.half is None else f" ± {significant(mean.half)}"
         print(f"  {printable(cell):<{width}}  {significant(mean.mean)}{half}")
 
 

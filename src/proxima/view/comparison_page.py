@@ -8,6 +8,7 @@ escaped by jinja.
 import math
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,26 @@ AXES = {  # axis: its name on the page
     "trained": "tokens trained",
 }
 CHARTS = (
-    *(HELD_OUT, "reward/mean", "length/mean", "episode/turns/mean", "episode/calls", "entropy/mean", "approx_kl"),
-    *("masked_fraction", "grad_norm", "mismatch/log_prob_absdiff_mean", "time/step"),
+    HELD_OUT,
+    "reward/mean",
+    "length/mean",
+    "episode/turns/mean",
+    "episode/calls",
+    "entropy/mean",
+    "approx_kl",
+    "masked_fraction",
+    "grad_norm",
+    "mismatch/log_prob_absdiff_mean",
+    "time/step",
 )
 EXAMPLE_CHARTS = (  # for runs on fixed data sets
-    *(HELD_OUT, "loss", "accuracy", "rewards/accuracies", "rewards/margins", "grad_norm", "time/step"),
+    HELD_OUT,
+    "loss",
+    "accuracy",
+    "rewards/accuracies",
+    "rewards/margins",
+    "grad_norm",
+    "time/step",
 )
 
 
@@ -60,17 +76,21 @@ def write_comparison(
 def page_values(comparison: RunComparison, over: str | None = None) -> dict[str, Any]:
     """Return everything that the page shows: formatted numbers, and `answers`, from which its curves are drawn."""
     rows = comparison.rows()
-    cells = [{"name": c.name, "look": look(i), "n": len(c.used)} for i, c in enumerate(comparison.cells)]
-    charts = curves(comparison) + ([] if over is None else over_field(comparison, rows, over))
+    cells = [{"name": cell.name, "look": look(i), "n": len(cell.used)} for i, cell in enumerate(comparison.cells)]
+    charts = curves(comparison)
+    if over is not None:
+        charts += over_field(comparison, rows, over)
     axes = [{"key": axis, "name": name} for axis, name in AXES.items() if axis in comparison.axes]
-    rewarded = () if comparison.offline else ("reward",)
-    paired = ["after", "best", *rewarded, *comparison.figures, "clock", "cpu"]  # compared seed by seed
+    target = None
+    if comparison.target is not None:
+        target = fixed(comparison.target, 3).rstrip("0")
+    paired = paired_columns(comparison)
     return {
         "cells": cells,
         "headline": comparison.headline.title,
         "runs": sum(len(cell.runs) for cell in comparison.cells),
         "baseline": comparison.baseline.name,
-        "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
+        "target": target,
         "has_charts": bool(charts),
         "answers": {"comparison": {"cells": cells, "axes": axes, "charts": charts}},
         "intervals": interval_bars(rows, comparison.headline),
@@ -78,17 +98,25 @@ def page_values(comparison: RunComparison, over: str | None = None) -> dict[str,
         "table": [glued([*table_columns(row, comparison).values()]) for row in rows],
         "training": "Training figures" if comparison.offline else "Training reward",
         "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired)],
-        "paired": [
-            glued(
-                [row.cell, str(max(m.n for m in row.difference.values())), *(paired_text(row, key) for key in paired)]
-            )
-            for row in rows
-            if row.difference
-        ],
+        "paired": [paired_row(row, paired) for row in rows if row.difference],
         "differing": [(path, list(map(config_value, values))) for path, values in comparison.differing.items()],
         "warnings": comparison.warnings,
         "notes": comparison.notes,
     }
+
+
+def paired_columns(comparison: RunComparison) -> list[str]:
+    """The figures that are compared seed by seed."""
+    names = ["after", "best"]
+    if not comparison.offline:
+        names.append("reward")
+    return [*names, *comparison.figures, "clock", "cpu"]
+
+
+def paired_row(row: CellSummary, names: Sequence[str]) -> list[str]:
+    """A cell's row of the table of differences."""
+    seeds = max(mean.n for mean in row.difference.values())
+    return glued([row.cell, str(seeds), *(paired_text(row, name) for name in names)])
 
 
 def glued(row: Sequence[str]) -> list[str]:
@@ -104,30 +132,49 @@ def look(index: int) -> str:
 def curves(comparison: RunComparison) -> list[dict[str, Any]]:
     """Return the charts of the page, each with a line of every cell over each axis; those that no cell has recorded,
     or whose values are all 0, are left out."""
+    keys = EXAMPLE_CHARTS if comparison.offline else CHARTS
     charts = []
-    for key in EXAMPLE_CHARTS if comparison.offline else CHARTS:
-        bands = [cell.band(key) for cell in comparison.cells]
-        means = [mean for band in bands if band for mean in band.mean]
-        if not any(means):
+    for key in keys:
+        of_cells = [cell.band(key) for cell in comparison.cells]
+        bands = [band for band in of_cells if band is not None]
+        if not any(means_of(bands)):
             continue
-        held_out = key == HELD_OUT
-        judged = held_out and comparison.headline.share
-        share = judged or key in SHARES or (key == REWARD and min(means) >= 0 and max(means) <= 1)
-        if held_out:
+        if key == HELD_OUT:
+            title = f"held-out {comparison.headline.title}"
             meaning = "mean over the held-out questions; dots are evaluations"
+            target = comparison.target
+            dots = all(len(band.x) <= DOTS for band in bands)
         else:
-            meaning = metric_meanings([key])[key][1]
+            title = key
+            _, meaning = metric_meanings([key])[key]
+            target = None
+            dots = False
         charts.append(
             {
-                "title": f"held-out {comparison.headline.title}" if held_out else key,
+                "title": title,
                 "explanation": meaning,
-                "ends": visible_range(bands, 1.0 if share else math.inf, TIE if judged else 0.0),
-                "lines": {a: [line(cell.band(key, a)) for cell in comparison.cells] for a in comparison.axes},
-                "target": comparison.target if held_out else None,
-                "dots": held_out and all(len(band.x) <= DOTS for band in bands if band),
+                "ends": chart_range(key, bands, comparison.headline),
+                "lines": {axis: [line(cell.band(key, axis)) for cell in comparison.cells] for axis in comparison.axes},
+                "target": target,
+                "dots": dots,
             }
         )
     return charts
+
+
+def means_of(bands: Sequence[SeedBand]) -> list[float]:
+    """All points of the curves."""
+    return list(chain.from_iterable(band.mean for band in bands))
+
+
+def chart_range(key: str, bands: Sequence[SeedBand], headline: Headline) -> tuple[float, float]:
+    """Return the range of a chart's axis: of a share, and of a reward in [0, 1], it ends at 1."""
+    if key == HELD_OUT and headline.share:
+        return visible_range(bands, 1.0, TIE)
+    means = means_of(bands)
+    if key in SHARES or (key == REWARD and min(means) >= 0 and max(means) <= 1):
+        return visible_range(bands, 1.0)
+    return visible_range(bands, math.inf)
 
 
 def line(band: SeedBand | None) -> dict[str, Sequence[float]] | None:
@@ -147,35 +194,44 @@ def widened(low: float, high: float, least: float, highest: float) -> tuple[floa
     return max(low + shift, lowest), min(high + shift, highest)
 
 
-def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float = 0.0) -> tuple[float, float]:
+def visible_range(bands: Sequence[SeedBand], highest: float, least: float = 0.0) -> tuple[float, float]:
     """Return the range of the axis: the means with a margin of a third of their range, within the possible values of
     the quantity, and wide enough for ties to look like ties.
 
     The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. With two
     seeds, both values are shown.
     """
-    means = [v for band in bands if band for v in (*band.mean, *(band.low + band.high if band.n == 2 else ()))]
-    low = min(means)
-    high = max(means)
+    values: list[float] = []
+    for band in bands:
+        values += band.mean
+        if band.n == 2:
+            values += [*band.low, *band.high]
+    low = min(values)
+    high = max(values)
     margin = (high - low) / 3
-    return widened(low - margin if low < 0 else max(0.0, low - margin), min(high + margin, highest), least, highest)
+    lowest = -math.inf if low < 0 else 0.0
+    return widened(max(low - margin, lowest), min(high + margin, highest), least, highest)
 
 
 def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: str) -> list[dict[str, Any]]:
     """Return what each cell reached and what it cost, over the value that it has in a field: the held-out figure at its
     end, and the training clock."""
-    if not are_numbers(values_of_cells := comparison.differing.get(field, ())):
+    values_of_cells = comparison.differing.get(field, ())
+    if not are_numbers(values_of_cells):
         fields = [path for path, values in comparison.differing.items() if are_numbers(values)]
         problem = f"--over {field}: must be a number in the recipe, and differ between the cells"
         raise UserError(problem, remedy=f"such are: {', '.join(fields) or 'none'}")
     charts = []
     for title, key in ((f"held-out {comparison.headline.title}", end_of(rows)), ("training clock, s", "clock")):
-        means: list[SeedMean | None] = [getattr(row, key) for row in rows]
-        dots = [
-            None if m is None else SeedBand((float(x),), (m.mean,), (m.low,), (m.high,))
-            for x, m in zip(values_of_cells, means, strict=True)
-        ]
-        edges = [edge for dot in dots if dot for edge in (*dot.low, *dot.high)]
+        dots: list[SeedBand | None] = []
+        edges: list[float] = []
+        for x, row in zip(values_of_cells, rows, strict=True):
+            mean: SeedMean | None = getattr(row, key)
+            if mean is None:
+                dots.append(None)
+            else:
+                dots.append(SeedBand((float(x),), (mean.mean,), (mean.low,), (mean.high,)))
+                edges += [mean.low, mean.high]
         if edges:
             charts.append(
                 {
@@ -212,37 +268,39 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     means = [(i, rows[i].cell, mean) for i, mean in enumerate(measured) if mean is not None]
     if not means:
         return None
-    seeds = [value for _, _, mean in means for value in mean.values]
-    margin = (
-        (max(seeds) - min(seeds)) / 3 or max(mean.half or 0.0 for _, _, mean in means) or 0.1 * abs(seeds[0]) or 1.0
-    )
+    seeds = list(chain.from_iterable(mean.values for _, _, mean in means))
+    widest = max(mean.half or 0.0 for _, _, mean in means)
+    margin = (max(seeds) - min(seeds)) / 3 or widest or 0.1 * abs(seeds[0]) or 1.0
     low = min(seeds) - margin
     high = max(seeds) + margin
     if headline.share:
-        low = max(0.0, low)
-        high = min(1.0, high)
-    low, high = widened(low, high, TIE if headline.share else 0.0, 1.0 if headline.share else math.inf)
+        low, high = widened(max(0.0, low), min(1.0, high), TIE, 1.0)
+    else:
+        low, high = widened(low, high, 0.0, math.inf)
 
     def place(value: float) -> float:
-        return round(min(max(100 * (value - low) / ((high - low) or 1.0), 0.0), 100.0), 2)
+        percent = 100 * (value - low) / ((high - low) or 1.0)
+        return round(min(max(percent, 0.0), 100.0), 2)
 
     def cut(mean: SeedMean) -> str:
         sides = {"open-left": mean.low < low, "open-right": mean.high > high}
         return " ".join(name for name, beyond in sides.items() if beyond)
 
-    bars = [
-        {
-            "name": name,
-            "look": look(i),
-            "text": plus_minus(mean),
-            "at": place(mean.mean),
-            "seeds": [place(value) for value in mean.values] if mean.n > 1 else [],
-            "left": place(mean.low),
-            "width": round(place(mean.high) - place(mean.low), 2),
-            "cut": cut(mean),
-        }
-        for i, name, mean in means
-    ]
+    bars = []
+    for i, name, mean in means:
+        dots = list(map(place, mean.values)) if mean.n > 1 else []
+        bars.append(
+            {
+                "name": name,
+                "look": look(i),
+                "text": plus_minus(mean),
+                "at": place(mean.mean),
+                "seeds": dots,
+                "left": place(mean.low),
+                "width": round(place(mean.high) - place(mean.low), 2),
+                "cut": cut(mean),
+            }
+        )
     when = "after training" if key == "after" else "at its best"
     return {"when": when, "bars": bars, "low": fixed(low, 3), "high": fixed(high, 3)}
 
@@ -258,28 +316,36 @@ RATIOS = ("time", "cpu")
 
 def table_columns(row: CellSummary, comparison: RunComparison) -> dict[str, str]:
     """Return a cell's row of the final table, by column."""
-    if row.n == row.runs:
-        seeds = str(row.n)
-    else:
-        seeds = f"{row.n} of {row.runs}"
+    seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
     measures = {f"{comparison.headline.name} before": row.before, "after": row.after, "best": row.best}
-    measures |= {} if comparison.offline else {"training reward": row.reward}
+    if not comparison.offline:
+        measures["training reward"] = row.reward
     measures |= row.figures
     columns = {"cell": row.cell, "seeds": seeds, **{name: plus_minus(mean) for name, mean in measures.items()}}
     for axis, (name, write) in COSTS.items():
-        if axis in comparison.axes and axis in row.reach:
-            if axis in RATIOS and row.cell != comparison.baseline.name:
-                ratio = cost_ratio(row.reach[axis])
-            else:
-                ratio = ""
-            column = f"{name} to target{' (×)' if axis in RATIOS else ''}"
-            columns[column] = cost_text(row.reach[axis], write) + ratio
-    clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
-    rates = [count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate)]
+        if axis not in comparison.axes or axis not in row.reach:
+            continue
+        column = f"{name} to target"
+        text = cost_text(row.reach[axis], write)
+        if axis in RATIOS:
+            column += " (×)"
+            if row.cell != comparison.baseline.name:
+                text += cost_ratio(row.reach[axis])
+        columns[column] = text
+    train = mean_as(duration, row.train)
+    train_rate = mean_as(count, row.train_rate)
+    columns["training clock"] = mean_as(duration, row.clock)
     if comparison.offline:
-        return columns | {"training clock": clock, "train": train, "train tok/s": rates[1]}
-    speed = {"generate + train": f"{generate} + {train}", "gen, train tok/s": ", ".join(rates)}
-    return columns | {"training clock": clock} | speed
+        return columns | {"train": train, "train tok/s": train_rate}
+    return columns | {
+        "generate + train": f"{mean_as(duration, row.generate)} + {train}",
+        "gen, train tok/s": f"{mean_as(count, row.generate_rate)}, {train_rate}",
+    }
+
+
+def mean_as(write: Callable[[float], str], value: SeedMean | None) -> str:
+    """The mean of a figure over the seeds, written so."""
+    return write(value.mean) if value else NONE
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
@@ -293,8 +359,7 @@ def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
         text = write(cost.median)
     else:
         text = "already reached"
-    some = 0 < cost.reached < len(cost.values)
-    if some:
+    if 0 < cost.reached < len(cost.values):
         return f"{text} ({cost.reached}/{len(cost.values)})"
     return text
 
@@ -304,11 +369,9 @@ def cost_ratio(cost: TargetCost) -> str:
     is undetermined, and for a target never reached, which has no cost."""
     if cost.ratio is None or cost.median is None:
         return ""
-    if cost.pairs < len(cost.values):
-        of = f" of {cost.pairs}"
-    else:
-        of = ""
-    return f" ({'∞' if cost.ratio == float('inf') else fixed(cost.ratio, 2)} ×{of})"
+    ratio = "∞" if cost.ratio == math.inf else fixed(cost.ratio, 2)
+    of = f" of {cost.pairs}" if cost.pairs < len(cost.values) else ""
+    return f" ({ratio} ×{of})"
 
 
 PAIRED = {"after": "after", "best": "best", "reward": "training reward", "clock": "clock", "cpu": "CPU"}
@@ -319,8 +382,14 @@ def paired_text(row: CellSummary, name: str) -> str:
     mean = row.difference.get(name)
     if mean is None:
         return NONE
-    places, unit = (1, " s") if name in RATIOS or name == "clock" else (3, "")
-    return signed(mean.mean, places) + (f" ± {fixed(mean.half, places)}" if mean.half is not None else "") + unit
+    if name in ("clock", *RATIOS):  # seconds
+        return f"{signed(mean.mean, 1)}{half_width(mean, 1)} s"
+    return signed(mean.mean, 3) + half_width(mean, 3)
+
+
+def half_width(mean: SeedMean, places: int) -> str:
+    """` ± 0.012`; empty for a single seed."""
+    return "" if mean.half is None else f" ± {fixed(mean.half, places)}"
 
 
 def config_value(value: Any) -> str:
@@ -336,4 +405,4 @@ def plus_minus(value: SeedMean | None, places: int = 3) -> str:
     """`0.940 ± 0.012`; only the mean for a single seed."""
     if value is None:
         return NONE
-    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
+    return fixed(value.mean, places) + half_width(value, places)

@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxima.data.episode import Episode, ToolCall
+from proxima.data.episode import Episode, Span, ToolCall
 from proxima.data.flow import Completion
 from proxima.view.formatting import percent, shortened, signed, visible
 
 TIMES = {"queued": "queued", "own": "own", "policy": "the policy's"}  # see `Episode.seconds`
 LABEL = 8  # columns of a role's label
-MESSAGE, MESSAGES = 400, 24  # characters of a message on a page; messages of an episode there
+MESSAGE = 400  # characters of a message on a page
+MESSAGES = 24  # of an episode there
 
 
 def labelled(label: str, text: str) -> str:
@@ -21,10 +22,11 @@ def labelled(label: str, text: str) -> str:
 
 def call_text(call: ToolCall) -> str:
     """`calculate(expression="3*4")`."""
-    values = (
-        (f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in call.arguments.items()
-    )
-    return f"{call.name}({', '.join(map(''.join, values))})"
+    arguments = []
+    for name, value in call.arguments.items():
+        text = json.dumps(value, ensure_ascii=False)
+        arguments.append(f"{name}={text}" if name else text)
+    return f"{call.name}({', '.join(arguments)})"
 
 
 def call_line(call: ToolCall) -> str:
@@ -43,7 +45,8 @@ def episode_lines(question: str, completion: Completion) -> Iterator[str]:
     assert episode is not None
     yield labelled("user", question)
     for span in episode.spans:
-        yield labelled("model" if span.role == "assistant" else span.role, span.text)
+        speaker = "model" if span.role == "assistant" else span.role
+        yield labelled(speaker, span.text)
         yield from map(call_line, span.calls)
     if episode.failure:
         yield f"failed: {visible(episode.failure)}"
@@ -71,13 +74,20 @@ def shown_messages(episode: str) -> list[dict[str, Any]]:
             "calls": [call_text(call) for call in span.calls],
             "unreadable": list(span.unreadable),
             "error": span.error,
-            "reward": f"reward {signed(span.reward, 2)}" if span.reward else path.player if span.sampled else "",
+            "reward": _beside(span, path.player),
         }
         for span in spans[:MESSAGES]
     ]
     if len(spans) > MESSAGES:
         shown.append({**dict.fromkeys(shown[0], ""), "text": f"… {len(spans) - MESSAGES} further messages"})
     return shown
+
+
+def _beside(span: Span, player: str) -> str:
+    """What stands beside a message: its reward, or else who wrote it."""
+    if span.reward:
+        return f"reward {signed(span.reward, 2)}"
+    return player if span.sampled else ""
 
 
 def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) -> str:

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from proxima.config.outcomes import Outcome, outcome_lines
 from proxima.data import UserError
-from proxima.data.errors import suggestion
-from proxima.data.flow import Group
+from proxima.data.errors import counted, suggestion
+from proxima.data.flow import Group, Score
 from proxima.data.json_reader import load_json
 from proxima.data.outcomes import METRIC_ALIASES
 from proxima.evaluation.eval_run import EvalObserver, EvalOutcome
@@ -76,10 +76,7 @@ class EvalProgress(EvalObserver):
         self.close()
         if self._show_results:
             metric, main = main_figure(facts)
-            if main:
-                figure = f"{_value(main)}  {_bounds(main)}"
-            else:
-                figure = "unknown"
+            figure = f"{_value(main)}  {_bounds(main)}" if main else "unknown"
             self._line.write(f"{name}  {metric} {figure}  {duration(seconds)}")
 
     def close(self) -> None:
@@ -92,14 +89,18 @@ class EvalProgress(EvalObserver):
 
 def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
     """Format the model and settings, a row per set, and the caveats."""
-    model, suites = result["model"], result["suites"]
-    threads = result["threads"]
+    model = result["model"]
+    suites = result["suites"]
     dtype = result["engine"].get("dtype", result["engine"]["kind"])
-    where = f"{result['device']} {threads} thread{'s' * (threads != 1)} {dtype}"
+    where = f"{result['device']} {counted(result['threads'], 'thread')} {dtype}"
     head = f"{printable(str(model['name']))}  {magnitude(model['parameters'])}  {where}  seed {result['seed']}"
     settings = dict.fromkeys(_sampling(facts) for facts in suites.values())
     table = table_text(_rows(suites, seconds, result.get("k") or ()), stream)
-    return "\n".join([head, *settings, "", table, *(["", *remarks] if (remarks := caveats(suites)) else [])])
+    lines = [head, *settings, "", table]
+    remarks = caveats(suites)
+    if remarks:
+        lines += ["", *remarks]
+    return "\n".join(lines)
 
 
 def results_rows(result: Mapping[str, Any], seconds: Mapping[str, float]) -> list[dict[str, str | Text]]:
@@ -109,16 +110,14 @@ def results_rows(result: Mapping[str, Any], seconds: Mapping[str, float]) -> lis
 
 def result_numbers(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the unrounded numbers of each set: every estimate with its interval."""
-    return [
-        {"set": name, "questions": facts["questions"], "samples": facts["samples"]}
-        | {
-            f"{key}{end}": figure[part]
-            for key, figure in facts["estimates"].items()
-            for end, part in (("", "value"), ("/low", "low"), ("/high", "high"))
-        }
-        | {"truncated": facts["truncated"], "failed": facts["invalid"]}
-        for name, facts in result["suites"].items()
-    ]
+    rows = []
+    for name, facts in result["suites"].items():
+        row: dict[str, Any] = {"set": name, "questions": facts["questions"], "samples": facts["samples"]}
+        for key, figure in facts["estimates"].items():
+            row |= {key: figure["value"], f"{key}/low": figure["low"], f"{key}/high": figure["high"]}
+        row |= {"truncated": facts["truncated"], "failed": facts["invalid"]}
+        rows.append(row)
+    return rows
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
@@ -136,44 +135,57 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
     """Build a row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are
     the mean."""
     samples = max(facts["samples"] for facts in suites.values())
-    names = dict.fromkeys(main_figure(facts)[0] for facts in suites.values())
-    first = next(iter(names)) if len(names) == 1 else "figure"
-    if names.keys() == {"accuracy"} and all(facts["sampling"]["temperature"] == 0 for facts in suites.values()):
-        first = "greedy"
-    shown = sorted(set(ks)) or [samples] * (samples > 1)
-    voting = any(name.startswith("maj@") for facts in suites.values() for name in facts["estimates"])
-    keys = [f"pass@{k}" for k in shown] + [f"maj@{k}" for k in shown if voting]
+    first = _name_of_figures(suites)
+    shown = sorted(set(ks))
+    if not shown and samples > 1:
+        shown = [samples]
+    keys = [f"pass@{k}" for k in shown]
+    if any(map(_votes, suites.values())):
+        keys += [f"maj@{k}" for k in shown]
     rewarded = first != "reward" and any(_reward_differs(facts) for facts in suites.values())
     answered = any(facts["unanswered"] is not None for facts in suites.values())
     played = any(facts.get("episodes") for facts in suites.values())
     rows = []
     for name, facts in suites.items():
         _, main = main_figure(facts)
-        figures = {key: facts["estimates"].get(key) or (main if key.endswith("@1") else None) for key in keys}
         row: dict[str, str | Text] = {
             "": name,
             "n": count(facts["questions"]),
             first: Text(_value(main), style="bold"),
             "95 %": _bounds(main),
-            **{key: _value(figure) for key, figure in figures.items()},
-            **({"reward": fixed(facts["reward"], 3)} if rewarded else {}),
-            "length": fixed((facts["length"] or {}).get("mean"), 1),
-            **(_turns(facts.get("episodes") or {}) if played else {}),
-            "cut": percent(facts["truncated"]),
-            **({"no answer": percent(facts["unanswered"])} if answered else {}),
-            "failed": count(facts["invalid"]),
-            "time": duration(seconds.get(name)),
         }
+        for key in keys:
+            otherwise = main if key.endswith("@1") else None
+            row[key] = _value(facts["estimates"].get(key) or otherwise)
+        if rewarded:
+            row["reward"] = fixed(facts["reward"], 3)
+        row["length"] = fixed((facts["length"] or {}).get("mean"), 1)
+        if played:
+            row |= _turns(facts.get("episodes") or {})
+        row["cut"] = percent(facts["truncated"])
+        if answered:
+            row["no answer"] = percent(facts["unanswered"])
+        row["failed"] = count(facts["invalid"])
+        row["time"] = duration(seconds.get(name))
         rows.append(row)
     return rows
 
 
+def _name_of_figures(suites: Mapping[str, Any]) -> str:
+    """The title of the column with the main figure of each set."""
+    names = {main_figure(facts)[0] for facts in suites.values()}
+    if names == {"accuracy"} and all(facts["sampling"]["temperature"] == 0 for facts in suites.values()):
+        return "greedy"
+    return names.pop() if len(names) == 1 else "figure"
+
+
+def _votes(facts: Mapping[str, Any]) -> bool:
+    return any(name.startswith("maj@") for name in facts["estimates"])
+
+
 def _turns(episodes: Mapping[str, float]) -> dict[str, str]:
     """Format the mean number of turns, and the tool calls of all episodes."""
-    return {
-        "turns": fixed(episodes.get("episode/turns/mean"), 1),
-        "calls": count(episodes["episode/calls"]) if episodes else NONE,
-    }
+    return {"turns": fixed(episodes.get("episode/turns/mean"), 1), "calls": count(episodes.get("episode/calls"))}
 
 
 def _value(figure: Mapping[str, Any] | None) -> str:
@@ -183,10 +195,7 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 def main_figure(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
     """Return the main figure of a set and its name: the named metric; else the accuracy, with several samples their
     mean, `mean@8`; else, if no reward decides correctness, the mean reward. None if it is unknown."""
-    if facts["samples"] == 1:
-        accuracy = "accuracy"
-    else:
-        accuracy = f"mean@{facts['samples']}"
+    accuracy = "accuracy" if facts["samples"] == 1 else f"mean@{facts['samples']}"
     values = {key: figure["value"] for key, figure in facts["estimates"].items()}
     headline = Headline.of([{**values, ACCURACY: values.get(accuracy)}], facts.get("metric"))
     key = accuracy if headline.key == ACCURACY else headline.key
@@ -195,10 +204,12 @@ def main_figure(facts: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None
 
 def _reward_differs(facts: Mapping[str, Any]) -> bool:
     """Return True if the mean reward is not the share of correct answers."""
-    share = None
-    if facts["known"]:
-        share = facts["correct"] / facts["known"]
-    return facts["reward"] is not None and (share is None or abs(facts["reward"] - share) > 1e-9)
+    if facts["reward"] is None:
+        return False
+    if not facts["known"]:
+        return True
+    share = float(facts["correct"] / facts["known"])
+    return abs(float(facts["reward"]) - share) > 1e-9
 
 
 def _bounds(figure: Mapping[str, Any] | None) -> str:
@@ -241,21 +252,23 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
 
 def comparison_rows(pairs: Sequence[PairedComparison]) -> list[dict[str, str | Text]]:
     """Compare the second result with the first: a row per set."""
-    return [
-        {
+    rows = []
+    for pair in pairs:
+        style = "bold" if pair.p < SIGNIFICANT else ""
+        row: dict[str, str | Text] = {
             "": pair.name,
             "n": count(pair.questions),
             "A [95 %]": _side(pair.first),
             "B [95 %]": _side(pair.second),
-            "B − A": Text(signed(pair.difference.value), style="" if pair.p >= SIGNIFICANT else "bold"),
+            "B − A": Text(signed(pair.difference.value), style=style),
             "B − A 95 %": _difference(pair),
             "won": count(pair.won),
             "lost": count(pair.lost),
             "tied": count(pair.tied),
             "p": p_value(pair.p),
         }
-        for pair in pairs
-    ]
+        rows.append(row)
+    return rows
 
 
 def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
@@ -267,32 +280,42 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
         if pair.left_out:
             lines.append(f"{pair.name}: {pair.left_out} questions with an unknown result on one side are left out")
     tests = dict.fromkeys(pair.test for pair in pairs)
-    score, resampled = "Tango's paired score interval", "bootstrap over the questions as pairs"
-    intervals = dict.fromkeys(score if pair.difference.method == "score" else resampled for pair in pairs)
+    intervals = dict.fromkeys(_interval_of(pair) for pair in pairs)
     how = f"p: {' and '.join(tests)}, two-sided; the interval of the difference: {' and '.join(intervals)}"
     return "\n".join([*lines, *(verdict(pair) for pair in pairs), how])
+
+
+def _interval_of(pair: PairedComparison) -> str:
+    """How the interval of the difference was computed."""
+    if pair.difference.method == "score":
+        return "Tango's paired score interval"
+    return "bootstrap over the questions as pairs"
 
 
 def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
     """Name the questions that B lost, and those that it gained, with both answers; up to `most` of each."""
     lines = []
     for title, pairs in (("lost", changed.lost), ("gained", changed.gained)):
+        head = f"{changed.name}: B {title} {count(len(pairs))} questions"
         if len(pairs) > most:
-            rest = f", {count(most)} of them:"
-        elif pairs:
-            rest = ":"
-        else:
-            rest = ""
-        lines.append(f"{changed.name}: B {title} {count(len(pairs))} questions{rest}")
+            head += f", {count(most)} of them"
+        if pairs:
+            head += ":"
+        lines.append(head)
         for first, second in pairs[:most]:
+            line = f"  {printable(' '.join(first.question.split()), LINE)}"
             answer = load_json(first.answer)
-            if answer is None:
-                expected = ""
-            else:
-                expected = f"  ({printable(str(answer).rpartition('####')[2].strip(), LINE)})"
-            lines.append(f"  {printable(' '.join(first.question.split()), LINE)}{expected}")
-            lines += [f"    {side} {_judged(result, changed.metric)}" for side, result in (("A", first), ("B", second))]
+            if answer is not None:
+                line += f"  ({printable(_final(answer), LINE)})"
+            lines.append(line)
+            lines.append(f"    A {_judged(first, changed.metric)}")
+            lines.append(f"    B {_judged(second, changed.metric)}")
     return lines
+
+
+def _final(answer: Any) -> str:
+    """The final answer of a reference; GSM8K's has the solution before it."""
+    return str(answer).rpartition("####")[2].strip()
 
 
 def _judged(result: QuestionResult, metric: str) -> str:
@@ -303,8 +326,8 @@ def _judged(result: QuestionResult, metric: str) -> str:
     mark = f"{metric} {fixed(mean, 3)}"
     if metric == ACCURACY:
         mark = {1.0: "right", 0.0: "wrong"}.get(mean, mark)
-    text = " ".join(min(scored, key=lambda pair: abs(pair[0] - round(mean)))[1].split())
-    return f"{mark:<5}  {printable(text, LINE)}"
+    _, text = min(scored, key=lambda pair: abs(pair[0] - round(mean)))
+    return f"{mark:<5}  {printable(' '.join(text.split()), LINE)}"
 
 
 def verdict(pair: PairedComparison) -> str:
@@ -317,13 +340,12 @@ def verdict(pair: PairedComparison) -> str:
     if pair.p >= SIGNIFICANT:
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions ({interval})"
     side = "B" if pair.difference.value > 0 else "A"
-    p = p_value(pair.p)
-    if pair.metric in (ACCURACY, "reward"):
-        is_better = "better"
-    else:
-        is_better = f"higher in {pair.metric}"
+    is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
     better = f"{side} is {is_better} by {fixed(abs(pair.difference.value), 3)}"
-    return f"{pair.name}: {better} ({interval}; p {p if p.startswith('<') else f'= {p}'})"
+    p = p_value(pair.p)
+    if not p.startswith("<"):
+        p = f"= {p}"
+    return f"{pair.name}: {better} ({interval}; p {p})"
 
 
 def p_value(p: float) -> str:
@@ -351,7 +373,9 @@ def pair_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
         }
         for key, name in PAIR_FIGURES.items()
     ]
-    for key in (key for key in record if key.startswith(BIN) and key.endswith("/pairs")):
+    for key in record:
+        if not (key.startswith(BIN) and key.endswith("/pairs")):
+            continue
         place = key.removesuffix("/pairs")
         sure = f"{place.removeprefix(BIN)} % sure, {fixed(record[f'{place}/confidence'], 3)} on average"
         value = fixed(record[f"{place}/right"], 3)
@@ -373,42 +397,50 @@ def outcome_text(outcome: EvalOutcome, form: Format, show: int) -> str:
     if form != "text":
         rows = results_rows(outcome.result, outcome.seconds)
         return table_as(form, rows, result_numbers(outcome.result), None)
-    shown = [line for groups in outcome.groups.values() for line in graded_lines(groups[:show])]
+    lines: list[str] = []
+    for groups in outcome.groups.values():
+        lines += graded_lines(groups[:show])
+    if lines:
+        lines.append("")
     table = results_table(outcome.result, outcome.seconds, sys.stdout)
-    return "\n".join([*shown, *([""] if shown else []), table, "", f"written to {outcome.folder}", ""])
+    return "\n".join([*lines, table, "", f"written to {outcome.folder}", ""])
 
 
 def graded_lines(groups: Sequence[Group]) -> list[str]:
     """A line per answer: whether it is right, the question, the answer and the expected one."""
     lines = []
     for group in groups:
+        expected = ""
+        right = group.prompt.answer
+        if right is not None:
+            answers = right if isinstance(right, list) else [right]
+            expected = f"  ({printable(' or '.join(map(_final, answers)))})"
         for completion, score in zip(group.completions, group.scores, strict=True):
-            if score.valid:
-                mark = {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct]
-            else:
-                mark = "failed"
-            if isinstance(group.prompt.answer, list):
-                answers = group.prompt.answer
-            else:
-                answers = [group.prompt.answer]
-            answer = printable(" or ".join(str(right).rpartition("####")[2].strip() for right in answers))
-            if group.prompt.answer is None:
-                expected = ""
-            else:
-                expected = f"  ({answer})"
+            mark = _mark(score)
             lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}{expected}")
     return lines
 
 
+def _mark(score: Score) -> str:
+    """`right`, `wrong`, a reward that says neither, or `failed`."""
+    if not score.valid:
+        return "failed"
+    if score.correct is None:
+        return fixed(score.value, 3)
+    return "right" if score.correct else "wrong"
+
+
 def _answer(group: Group, index: int) -> dict[str, Any]:
-    completion, score = group.completions[index], group.scores[index]
+    completion = group.completions[index]
+    score = group.scores[index]
+    reward = score.value if score.valid else None
     return {
         "question": group.prompt.question,
         "answer": group.prompt.answer,
         "sample": completion.sample,
         "text": completion.text,
         "correct": score.correct,
-        "reward": score.value if score.valid else None,
+        "reward": reward,
         "error": score.error,
         "finish_reason": completion.finish_reason,
     }
@@ -427,19 +459,23 @@ def results_comparison(
     first, second = map(read_result, names)
     if metric is not None:
         metric = METRIC_ALIASES.get(metric, metric)
-        if metric not in (measured := metrics_of(first) | metrics_of(second)):
+        measured = metrics_of(first) | metrics_of(second)
+        if metric not in measured:
             raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, measured))
     comparisons = compare_results(first, second, metric=metric, seed=seed)
-    changed = [changed_questions(first, second, comparison) for comparison in comparisons if comparison.name != "all"]
+    changed = []
+    if show:
+        of_sets = [comparison for comparison in comparisons if comparison.name != "all"]
+        changed = [changed_questions(first, second, comparison) for comparison in of_sets]
     if form != "text":
         suites = {comparison.name: asdict(comparison) for comparison in comparisons}
-        for each in changed if show else ():
+        for each in changed:
             suites[each.name] |= {"lost": each.as_json(each.lost[:show]), "gained": each.as_json(each.gained[:show])}
         facts = {"first": first_name, "second": second_name, "suites": suites}
         numbers = [_flat(asdict(comparison)) for comparison in comparisons]
         return table_as(form, comparison_rows(comparisons), numbers, facts)
     lines = [comparison_table(comparisons, names, sys.stdout)]
-    for each in changed if show else ():
+    for each in changed:
         lines += ["", *changed_lines(each, show)]
     for name in first.suites:
         unlike = first.sampled_unlike(second, name)
@@ -455,5 +491,8 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
     """The numbers of a comparison by column, those of an interval as `first/value`, `first/low` …"""
     flat: dict[str, Any] = {}
     for name, value in facts.items():
-        flat |= {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+        if isinstance(value, dict):
+            flat |= {f"{name}/{key}": part for key, part in value.items()}
+        else:
+            flat[name] = value
     return flat

@@ -82,7 +82,9 @@ def fixed(value: float | None, places: int = 2) -> str:
     if not _shown(value):
         return NONE
     text = f"{value:.{places}f}"
-    return text.lstrip("-") if not text.strip("-0.") else text
+    if not text.strip("-0."):
+        return text.lstrip("-")
+    return text
 
 
 def signed(value: float | None, places: int = 3) -> str:
@@ -90,7 +92,8 @@ def signed(value: float | None, places: int = 3) -> str:
     if not _shown(value):
         return NONE
     text = fixed(abs(value), places)
-    return f"{'−' if value < 0 and text.strip('0.') else '+'}{text}"
+    negative = value < 0 and text.strip("0.")  # not what is written as 0
+    return f"−{text}" if negative else f"+{text}"
 
 
 def significant(value: float | None, digits: int = 3) -> str:
@@ -113,15 +116,19 @@ def printable(text: str, limit: int = 0) -> str:
     Line breaks become `⏎`; other control and format characters (bidirectional overrides too) become their picture or
     code. Text longer than `limit` (> 0) is truncated, with `…`.
     """
-    line = "".join(map(_on_one_line, text[: limit + 1] if limit else text))
+    if limit:
+        text = text[: limit + 1]  # a long text isn't read to its end
+    line = "".join(map(_on_one_line, text))
     if limit and len(line) > limit:
         return line[: limit - 1] + "…"
     return line
 
 
 def _on_one_line(char: str) -> str:
-    if char in "\n\t":
-        return "⏎" if char == "\n" else " "
+    if char == "\n":
+        return "⏎"
+    if char == "\t":
+        return " "
     if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
         return _picture(ord(char))
     return char

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from proxima.config.outcomes import outcome_lines
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
+from proxima.data.errors import counted
 from proxima.data.flow import Group
 from proxima.data.players import NO_ROLES
 from proxima.evaluation.headline import ACCURACY, Headline
@@ -131,27 +132,27 @@ class LogLines(Observer):
 
     def evaluated(self, record: Record) -> None:
         label = str(record.get("label", "step"))
-        if label != "step":
-            name = label
-        else:
-            name = f"step {record['step']}"
+        name = label if label != "step" else f"step {record['step']}"
         self._evals.append(record)
         headline = Headline.of(self._evals)
         value = headline.value(record)
+        parts = [f"eval  {name:<8} {headline.name} {fixed(value, 3)}"]
+        if value is not None:
+            parts.append(f"{of_questions(record, headline):>7}")
+        parts.append(sampling_figures(record, headline))
         first = self._evals[0]
-        before = None
-        if first.get("label") == "before" != label:
+        if first.get("label") == "before" and label != "before":
             before = headline.value(first)
-        parts = [
-            f"eval  {name:<8} {headline.name} {fixed(value, 3)}",
-            "" if value is None else f"{of_questions(record, headline):>7}",
-            sampling_figures(record, headline),
-            "" if value is None or before is None else signed(value - before),
-        ]
-        if value is None or (headline.key != ACCURACY and record.get("invalid")):
-            parts.append(f"{why_unknown(record)}{SEE_ERRORS if record.get('invalid') else ''}")
-        left = "  ".join(part for part in parts if part)
-        self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
+            if value is not None and before is not None:
+                parts.append(signed(value - before))
+        invalid = record.get("invalid")
+        if value is None or (headline.key != ACCURACY and invalid):
+            why = why_unknown(record)
+            if invalid:
+                why += SEE_ERRORS
+            parts.append(why)
+        took = duration(record["time/evaluate"]) if "time/evaluate" in record else ""
+        self._line(_justified("  ".join(filter(None, parts)), took))
         if named_sets(record):
             for line in set_lines(record):
                 self._line(line)
@@ -165,7 +166,8 @@ class LogLines(Observer):
     def step(self, record: Record) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
         steps = self._info.steps if self._info else 0
-        self._line(step_line(record, steps, seconds_left(self._steps, max(0, steps - int(record["step"])))))
+        left = seconds_left(self._steps, max(0, steps - int(record["step"])))
+        self._line(step_line(record, steps, left))
 
     def synced(self, record: Record) -> None:
         for note in record.get("notes", ()):
@@ -237,92 +239,95 @@ def sampling_figures(record: Record, headline: Headline) -> str:
     if bounds is None:
         return ""
     low, high = bounds
-    ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdecimal()]
-    if ks:
-        passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}"
-    else:
-        passed = ""
     between = " to " if low < 0 else "–"  # no dash next to a minus sign
-    return f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}{passed}"
+    text = f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}"
+    ends = [key.removeprefix("pass@") for key in record]
+    ks = [int(end) for end in ends if end.isdecimal()]
+    if ks:
+        text += f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}"
+    return text
 
 
 def header(info: RunInfo) -> str:
     """`proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1`."""
+    parts = [f"proxima {info.version}", info.algorithm]
+    if info.replay_of is not None:
+        parts.append(f"replay of {printable(str(info.replay_of))}")
+    model = info.model
     if info.parameters:
-        model = f"{info.model} {magnitude(info.parameters)}"
-    else:
-        model = info.model
-    model += f" + LoRA {magnitude(info.adapter)}" if info.adapter else ""
+        model += f" {magnitude(info.parameters)}"
+    if info.adapter:
+        model += f" + LoRA {magnitude(info.adapter)}"
+    device = info.device
     if info.threads:
-        threads = f" {info.threads} thread{'s' * (info.threads != 1)}"
-    else:
-        threads = ""
-    device = f"{info.device}{threads} {info.dtype}"
-    if info.replay_of is None:
-        replay = ""
-    else:
-        replay = f"  replay of {printable(str(info.replay_of))}"
-    return f"proxima {info.version}  {info.algorithm}{replay}  {model}  {device}  seed {info.seed}"
+        device += f" {counted(info.threads, 'thread')}"
+    parts += [model, f"{device} {info.dtype}", f"seed {info.seed}"]
+    return "  ".join(parts)
 
 
 def resumed(info: RunInfo) -> str:
     """Report the step after which the run resumes, or that it had already finished, and how to train further."""
     if info.resumed_at < info.steps:
         return f"resumed after step {info.resumed_at}/{info.steps}"
-    return f"already finished: {info.resumed_at} step{'s' * (info.resumed_at != 1)}; raise train.steps to continue"
+    plural = "" if info.resumed_at == 1 else "s"
+    return f"already finished: {info.resumed_at} step{plural}; raise train.steps to continue"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
-    figures: tuple[StepFigure, ...]
-    if "examples" in record:
-        figures = EXAMPLE_FIGURES
-    else:
-        figures = ROLLOUT_FIGURES
-    roles = [key.partition("/")[2] for key in record if key.startswith("reward/")]
-    figures += tuple(StepFigure(r, f"reward/{r}", fixed) for r in roles if r.partition("/")[0] not in NO_ROLES)
-    figures += ASYNC_FIGURES if "async/queue" in record else ()
-    early = ""
+    parts = [f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps} "]
+    for figure in step_figures(record):
+        value = record.get(figure.key)
+        if figure.width or value is not None:
+            parts.append(f"{figure.label} {figure.write(value):>{figure.width}}")
+    parts.append(prompts_used(record))
     if record.get("early_stop/stopped"):
-        early = f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
-    parts = [
-        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps} ",
-        *(
-            f"{figure.label} {figure.write(record.get(figure.key)):>{figure.width}}"
-            for figure in figures
-            if figure.width or record.get(figure.key) is not None
-        ),
-        prompts_used(record),
-        early,
-        f"{duration(record.get('time/step')):>5}",
-        f"eta {duration(left)}" if left else "",
-    ]
-    return "  ".join(part for part in parts if part)
+        kl = fixed(record.get("early_stop/kl"), 4)
+        parts.append(f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {kl}")
+    parts.append(f"{duration(record.get('time/step')):>5}")
+    if left:
+        parts.append(f"eta {duration(left)}")
+    return "  ".join(filter(None, parts))
+
+
+def step_figures(record: Record) -> list[StepFigure]:
+    """Return the figures of a step, those of its roles among them."""
+    figures = list(EXAMPLE_FIGURES if "examples" in record else ROLLOUT_FIGURES)
+    for key in record:
+        prefix, _, role = key.partition("/")
+        if prefix == "reward" and role and role.partition("/")[0] not in NO_ROLES:
+            figures.append(StepFigure(role, key, fixed))
+    if "async/queue" in record:
+        figures += ASYNC_FIGURES
+    return figures
 
 
 def prompts_used(record: Record) -> str:
     """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used exactly the
     prompts that it generated. What the previous step left is not recorded, but both sides are the same number."""
-    used, generated, carried = (int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried"))
+    used = int(record.get("prompts_used") or 0)
+    generated = int(record.get("prompts_generated") or 0)
+    carried = int(record.get("prompts_carried") or 0)
     if used == generated and not carried:
         return ""
     mark = "prompts_dropped_"  # as a whole, by reason
     dropped = {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
     carried_in = max(0, used + sum(dropped.values()) + carried - generated)
-    parts = [f"{count(used)} used", *(f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped.items() if n)]
-    parts += [f"{count(carried)} carried over"] if carried else []
+    given = [f"{count(generated)} new"]
     if carried_in:
-        before = f" + {count(carried_in)} carried in"
-    else:
-        before = ""
-    return f"prompts {count(generated)} new{before} = {' + '.join(parts)}"
+        given.append(f"{count(carried_in)} carried in")
+    taken = [f"{count(used)} used"]
+    taken += [f"{count(number)} {reason.replace('_', ' ')}" for reason, number in dropped.items() if number]
+    if carried:
+        taken.append(f"{count(carried)} carried over")
+    return f"prompts {' + '.join(given)} = {' + '.join(taken)}"
 
 
 def why_unknown(record: Record) -> str:
     """Explain why an evaluation has no figure, or not for all answers: scores failed, or no reward gives the figure."""
-    answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
+    failed = int(record.get("invalid") or 0)
     if failed:
-        return f"{count(failed)} of {count(answers)} answers have no score"
+        return f"{count(failed)} of {count(int(record.get('answers') or 0))} answers have no score"
     return "no reward gives it"
 
 
@@ -331,14 +336,13 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     status = summary.get("status", "done")
     steps = summary.get("steps", 0)
     spent = duration(summary.get("seconds"))
-    if info is not None and steps != info.steps:
-        of = f" of {info.steps}"
-    else:
-        of = ""
     planned = info.steps if info is not None else steps
-    parts = [f"{status}: {steps}{of} step{'s' * (planned != 1)} in {spent}"]
+    of = f" of {planned}" if steps != planned else ""
+    plural = "" if planned == 1 else "s"
+    parts = [f"{status}: {steps}{of} step{plural} in {spent}"]
     evals = summary.get("eval") or {}
-    before, after = ((evals.get(label) or {}).get("value") for label in ("before", "after"))
+    before = (evals.get("before") or {}).get("value")
+    after = (evals.get("after") or {}).get("value")
     if before is not None and after is not None:
         parts.append(f"{evals['after']['metric']} {fixed(before, 3)} → {fixed(after, 3)} ({signed(after - before)})")
     if summary.get("plateau"):
@@ -346,19 +350,18 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
+        how = "the same command with --resume"
         launched = is_rank() and not is_supervised()  # a resume needs the same launcher
-        if info is None or launched:
-            run = ""
-        else:
-            run = f"proxima train {quote(str(info.folder))} --resume"
-        how = run or "the same command with --resume"
+        if info is not None and not launched:
+            how = f"proxima train {quote(str(info.folder))} --resume"
         error = str(summary.get("error"))
         names_next_step = any(word in error for word in ("--resume ", STARTED_AGAIN))
-        parts += [] if names_next_step or not summary.get("resumable", True) else [f"resume: {how}"]
+        if summary.get("resumable", True) and not names_next_step:
+            parts.append(f"resume: {how}")
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
-    trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]
-    parts += [f"{name}: {printable(link, 300)}" for name, link in trackers]
+    links = summary.get("links") or {}
+    parts += [f"{name}: {printable(link, 300)}" for name, link in links.items() if name != "report"]
     return "  ".join(parts)
 
 
@@ -372,20 +375,22 @@ def _justified(left: str, right: str) -> str:
 def sync_line(record: Record) -> str:
     """`weights of version 3 at 2 servers: probe mean 0.00021 max 0.0031 nats (bounds 0.02 and 0.2)  1.2 s after 0.9 s
     to prepare`: the engine's measurements of the weights that it received."""
-    servers = int(record.get("sync/replicas") or 1)
-    mean, most = (significant(record.get(f"sync/probe_{name}")) for name in ("mean", "max"))
-    bounds = " and ".join(
-        significant(record[f"sync/bound_{n}"]) for n in ("mean", "max") if f"sync/bound_{n}" in record
-    )
+    servers = counted(int(record.get("sync/replicas") or 1), "server")
+    mean = significant(record.get("sync/probe_mean"))
+    most = significant(record.get("sync/probe_max"))
+    measured = f"weights of version {record['version']} at {servers}: probe mean {mean} max {most} nats"
+    bounds = [record[key] for key in ("sync/bound_mean", "sync/bound_max") if key in record]
+    if bounds:
+        measured += f" (bounds {' and '.join(map(significant, bounds))})"
+    took = duration(record.get("sync/seconds"))
     before = record.get("sync/prepare_seconds")
-    spent = " + ".join(f"{name} {duration(seconds)}" for name, seconds in sync_parts(record).items())
-    parts = [
-        f"weights of version {record['version']} at {count(servers)} server{'s' * (servers != 1)}: "
-        f"probe mean {mean} max {most} nats{f' (bounds {bounds})' if bounds else ''}",
-        f"{duration(record.get('sync/seconds'))}{'' if before is None else f' after {duration(before)} to prepare'}",
-        f"({spent})" if spent else "",
-    ]
-    return "  ".join(part for part in parts if part)
+    if before is not None:
+        took += f" after {duration(before)} to prepare"
+    parts = [measured, took]
+    spent = [f"{name} {duration(seconds)}" for name, seconds in sync_parts(record).items()]
+    if spent:
+        parts.append(f"({' + '.join(spent)})")
+    return "  ".join(parts)
 
 
 def sync_parts(record: Record) -> dict[str, float]:
@@ -402,12 +407,12 @@ def sync_parts(record: Record) -> dict[str, float]:
 def figure_text(record: Mapping[str, Any]) -> str:
     """Format the figure of a set's record: `0.450 (95 % 0.258–0.658)`."""
     headline = Headline.of([record])
+    text = fixed(headline.value(record), 3)
     bounds = headline.bounds(record)
     if bounds is None:
-        interval = ""
-    else:
-        interval = f" (95 % {fixed(bounds[0], 3)}–{fixed(bounds[1], 3)})"
-    return f"{fixed(headline.value(record), 3)}{interval}"
+        return text
+    low, high = bounds
+    return f"{text} (95 % {fixed(low, 3)}–{fixed(high, 3)})"
 
 
 def set_lines(record: Record) -> list[str]:
@@ -422,14 +427,14 @@ def set_lines(record: Record) -> list[str]:
 
 def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
     """Return a row for each set: its name, its questions, and its figure in the first and the last evaluation."""
+    by_name: dict[str, list[Record]] = {}
+    for record in evals:
+        for name, result in named_sets(record).items():
+            by_name.setdefault(name, []).append(result)
     rows = []
-    for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
-        results = [sets[name] for record in evals if name in (sets := named_sets(record))]
+    for name, results in by_name.items():
         first = figure_text(results[0])
-        if len(results) > 1:
-            last = figure_text(results[-1])
-        else:
-            last = NONE
+        last = figure_text(results[-1]) if len(results) > 1 else NONE
         questions = str(results[-1]["questions"])
         figure = Headline.of(results).name
         rows.append({"name": name, "figure": figure, "questions": questions, "first": first, "last": last})

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,14 @@ def report_values(run: Run) -> dict[str, Any]:
     if any(map(named_sets, run.evals)):
         sets = sets_table(run.evals)
     samples, unreadable = select_samples(run.files)
+    place = run.folder
+    if place.is_absolute():  # a reader elsewhere has no such path
+        place = Path(place.name)
     return {
         "run": run,
         "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
         "folder": run.folder.resolve().name,
-        "place": run.folder.name if run.folder.is_absolute() else run.folder,  # a reader elsewhere has no such path
+        "place": place,
         "viewer": f"http://127.0.0.1:{PORT}/#/0",
         "model": Path(str(run.summary.get("model") or run.config.get("model.path") or "unknown model")).name,
         "replay": run.summary.get("replay") or {"run": run.config.get("rollouts"), "sha256": None},
@@ -86,20 +90,24 @@ def report_values(run: Run) -> dict[str, Any]:
         "discarded": discarded(counted),
         "ideal": ideal_ranges(run),
         "config": config_lines(run.files),
-        "environment": [
-            (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
-            for name, value in flat(run.environment)
-        ],
+        "environment": [(name, as_text(value)) for name, value in flat(run.environment)],
         "unreadable": unreadable,
         "samples": samples,
         "answers": viewer_answers(run),
     }
 
 
+def as_text(value: Any) -> str:
+    """A value of `environment.json`; the items of a list are separated by commas."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def viewer_answers(run: Run) -> dict[str, Any]:
     """Return what the viewer's server answers about the run's curves, by path."""
     algorithm = run.recipe.get("algorithm")
-    trend = trend_of(run.files.read_metrics(), algorithm if isinstance(algorithm, dict) else {})
+    if not isinstance(algorithm, dict):
+        algorithm = {}
+    trend = trend_of(run.files.read_metrics(), algorithm)
     return {
         "runs": [],
         "0/trend": trend | {"rollout_steps": trend["steps"]},
@@ -114,26 +122,34 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
     values = [figure.value(record) for record in shown]
     if not any(figure.value(record) is not None for record in evals):
         return None
-    spans = [figure.bounds(r) or (v, v) for r, v in zip(shown, values, strict=True) if v is not None]
-    low, high = (0.0, 1.0) if figure.share else padded([bound for span in spans for bound in span])
+    bounds: list[float] = []
+    for record, value in zip(shown, values, strict=True):
+        if value is not None:
+            bounds += figure.bounds(record) or (value,)
+    low, high = (0.0, 1.0) if figure.share else padded(bounds)
 
     def place(value: float) -> float:
         return round(100 * (value - low) / (high - low), 2)
 
     def side(record: Record, value: float | None) -> dict[str, Any]:
-        if record["step"] == 0:
-            when = "before the first step"
-        else:
-            when = f"after step {record['step']}"
+        when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         if value is None:
             return {"value": NONE, "unknown": f"unknown: {why_unknown(record)}", "when": when}
-        least, most = figure.bounds(record) or (value, value)
         of = of_questions(record, figure)
+        if "/" in of:  # a share of a count
+            when = f"right {when}"
+        interval = ""
+        least = value
+        most = value
+        span = figure.bounds(record)
+        if span:
+            least, most = span
+            interval = f"{fixed(least, 3)} to {fixed(most, 3)}"
         return {
             "value": fixed(value, 3),
             "unknown": "",
-            "when": f"{'right ' if '/' in of else ''}{when}",  # only if it is a share of a count
-            "interval": f"{fixed(least, 3)} to {fixed(most, 3)}" if figure.bounds(record) else "",
+            "when": when,
+            "interval": interval,
             "of": of,
             "left": place(least),
             "width": round(place(most) - place(least), 2),
@@ -142,15 +158,19 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
 
     sides = [side(record, value) for record, value in zip(shown, values, strict=True)]
     gain = None
+    better = False
     if len(values) > 1 and values[0] is not None and values[1] is not None:
-        gain = values[1] - values[0]
+        difference = values[1] - values[0]
+        gain = signed(difference)
+        better = round(-difference if figure.lower_is_better else difference, 3) > 0
+    places = 0 if figure.share else 3
     return {
         "title": figure.title,
         "sides": sides,
-        "gain": None if gain is None else signed(gain),
-        "better": gain is not None and round(-gain if figure.lower_is_better else gain, 3) > 0,
+        "gain": gain,
+        "better": better,
         "only_before": len(evals) == 1 and evals[0]["step"] == 0,
-        "ends": (fixed(low, 0 if figure.share else 3), fixed(high, 0 if figure.share else 3)),
+        "ends": (fixed(low, places), fixed(high, places)),
     }
 
 
@@ -159,9 +179,15 @@ def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
     fixed data set."""
     if not train:
         return None
-    name, key = ("Loss", "loss") if "examples" in train[0] else ("Mean reward", "reward/mean")
     if "distillation/divergence" in train[0]:
-        name, key = "Divergence from the teacher", "distillation/divergence"
+        name = "Divergence from the teacher"
+        key = "distillation/divergence"
+    elif "examples" in train[0]:
+        name = "Loss"
+        key = "loss"
+    else:
+        name = "Mean reward"
+        key = "reward/mean"
     return {"name": name, "first": fixed(train[0].get(key)), "last": fixed(train[-1].get(key))}
 
 
@@ -188,31 +214,32 @@ def total(records: Sequence[Record], key: str) -> float:
 
 def when_warned(warning: Record, steps: int) -> str:
     """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
-    first, last, times = warning["step"], warning["last"], warning["times"]
+    first = warning["step"]
+    last = warning["last"]
     if not first and not last:
         return "before the first step"
-    if first == last:
-        span = f"at step {last}"
-    else:
+    span = f"at step {last}"
+    if first != last:
         span = f"at steps {first} to {last}"
-    if first and first != last and times != last - first + 1:
-        often = f" ({count(times)} times)"
-    else:
-        often = ""
-    return f"{span}{often}, {'still at the last step' if last >= steps else 'not since'}"
+        if first and warning["times"] != last - first + 1:
+            span += f" ({count(warning['times'])} times)"
+    until = "still at the last step" if last >= steps else "not since"
+    return f"{span}, {until}"
 
 
 def tiles(run: Run) -> list[tuple[str, str]]:
     """Summarise the run in a few numbers."""
-    train, speed = run.train, run.tokens_per_second
-    seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
-    memory = run.summary.get("peak_memory_bytes")
-    names = ("allocated", "reserved", "planned")
-    allocated, reserved, planned = (largest(run, f"device/memory_{name}") for name in names)
+    train = run.train
+    speed = run.tokens_per_second
+    last: Record = train[-1] if train else {}
+    seconds = run.summary.get("seconds") or last.get("time")
+    peak = run.summary.get("peak_memory_bytes") or None
+    allocated = gibibytes(largest(run, "device/memory_allocated"))
+    reserved = gibibytes(largest(run, "device/memory_reserved"))
+    gpu_memory = f"{allocated}, {reserved} reserved"
+    planned = largest(run, "device/memory_planned")
     if planned:
-        of_plan = f", {gibibytes(planned)} planned"
-    else:
-        of_plan = ""
+        gpu_memory += f", {gibibytes(planned)} planned"
     texts = {
         "duration": duration(seconds),
         "per step": duration(typical(run, "time/step")),
@@ -220,19 +247,22 @@ def tiles(run: Run) -> list[tuple[str, str]]:
         "train": rate(speed["train"]),
         "completions": count(total(train, "completions")),
         "examples": count(total(train, "examples")),
-        "epochs": fixed(train[-1].get("epoch") if train else None, 3),
+        "epochs": fixed(last.get("epoch"), 3),
         "per device": rate(typical(run, "tokens_per_second/device")),
         "of the product rate": percent(typical(run, "device/mfu")),
-        "peak memory": gibibytes(memory) if memory else NONE,
-        "GPU memory": f"{gibibytes(allocated)}, {gibibytes(reserved)} reserved{of_plan}",
+        "peak memory": gibibytes(peak),
+        "GPU memory": gpu_memory,
         "tokens generated": magnitude(total(train, "tokens/generated")),
         "tokens trained": magnitude(total(train, "tokens/trained")),
     }
-    generated = ("generate", "completions", "tokens generated")
-    examples = ("examples", "epochs")
-    hidden = {*(generated if any("examples" in record for record in train) else examples)}
-    keys = {"per device": "tokens_per_second/device", "of the product rate": "device/mfu"}
-    keys["GPU memory"] = "device/memory_allocated"
+    hidden = {"examples", "epochs"}
+    if any("examples" in record for record in train):
+        hidden = {"generate", "completions", "tokens generated"}
+    keys = {
+        "per device": "tokens_per_second/device",
+        "of the product rate": "device/mfu",
+        "GPU memory": "device/memory_allocated",
+    }
     hidden |= {name for name, key in keys.items() if not run.curve(key)}
     return [(name, text) for name, text in texts.items() if name not in hidden]
 
@@ -250,35 +280,47 @@ def largest(run: Run, key: str) -> float | None:
 
 def sync_rows(run: Run) -> list[dict[str, str]]:
     """Return each measurement of the weight syncs: seconds as times, everything else as it is."""
-    names = {key for record in run.train for key in record if key.startswith("sync/")}
+    names = {key for key in recorded(run) if key.startswith("sync/")}
     rows = []
     for name, (_, meaning) in metric_meanings(names).items():
         write = duration if name.endswith("seconds") else significant
-        row = {"name": name.removeprefix("sync/"), "meaning": meaning}
-        rows.append({**row, "median": write(typical(run, name)), "largest": write(largest(run, name))})
+        row = {
+            "name": name.removeprefix("sync/"),
+            "meaning": meaning,
+            "median": write(typical(run, name)),
+            "largest": write(largest(run, name)),
+        }
+        rows.append(row)
     return rows
+
+
+def recorded(run: Run) -> set[str]:
+    """The names of all metrics of the steps."""
+    return set(chain.from_iterable(run.train))
 
 
 def discarded(run: Run) -> list[dict[str, str]]:
     """Count the completions of the whole run that were not trained on, by reason."""
-    metrics = [p for p in run.config if p.startswith("algorithm.selection.") and p.endswith(".metric")]
-    same = [f"all completions of the group have the same {run.config[path]} ({path})" for path in metrics]
-    meaning = dict(zip(["dropped/uniform_group"], same, strict=False))
-    completions = total(run.train, "completions")
+    meanings: dict[str, str] = {}
+    for path, metric in run.config.items():
+        if path.startswith("algorithm.selection.") and path.endswith(".metric"):
+            same = f"all completions of the group have the same {metric} ({path})"
+            meanings.setdefault("dropped/uniform_group", same)
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
-    for key in sorted({k for r in run.train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
-        reasons[key] = (f"dropped: {key.partition('/')[2]}", meaning.get(key, "dropped by a selection"))
+    dropped = {key for key in recorded(run) if key.startswith("dropped/")}
+    for key in sorted(dropped - {"dropped/invalid"}):
+        name = f"dropped: {key.removeprefix('dropped/')}"
+        reasons[key] = (name, meanings.get(key, "dropped by a selection"))
     reasons["skipped_zero_advantage"] = ("advantage 0", "no effect on the update: forward and backward were skipped")
-    return [
-        {
-            "name": name,
-            "count": count(number),
-            "share": percent(number / completions if completions else None),
-            "meaning": meaning,
-        }
-        for key, (name, meaning) in reasons.items()
-        if (number := total(run.train, key))
-    ]
+
+    completions = total(run.train, "completions")
+    rows = []
+    for key, (name, meaning) in reasons.items():
+        number = total(run.train, key)
+        if number:
+            share = number / completions if completions else None
+            rows.append({"name": name, "count": count(number), "share": percent(share), "meaning": meaning})
+    return rows
 
 
 def ideal_ranges(run: Run) -> list[dict[str, str]]:
@@ -287,16 +329,26 @@ def ideal_ranges(run: Run) -> list[dict[str, str]]:
     algorithm = run.recipe.get("algorithm")
     guard = guard_of(algorithm)
     bounds = weight_bounds_of(algorithm)
-    judged = [(record, verdicts(record, guard, bounds)) for record in run.train]
-    last = {name: (record[name], verdict) for record, of_step in judged for name, verdict in of_step.items()}
+    values: dict[str, list[float]] = {}  # by name
+    words: dict[str, list[str]] = {}
+    for record in run.train:
+        for name, verdict in verdicts(record, guard, bounds).items():
+            values.setdefault(name, []).append(record[name])
+            words.setdefault(name, []).append(verdict)
     rows = []
-    for name, (_, meaning) in metric_meanings(last).items():
-        words = [of_step[name] for _, of_step in judged if name in of_step]
-        value, verdict = last[name]
-        rows.append({"name": name, "value": significant(value), "verdict": verdict, "meaning": meaning})
+    for name, (_, meaning) in metric_meanings(values).items():
         metric_range = range_of(name, guard, bounds)
-        rows[-1]["ideal"] = "" if metric_range is None else metric_range.words()["healthy"]
-        rows[-1] |= {word: f"{words.count(word)}" for word in ("watch", "broken")} | {"of": f"{len(words)}"}
+        row = {
+            "name": name,
+            "value": significant(values[name][-1]),
+            "verdict": words[name][-1],
+            "meaning": meaning,
+            "ideal": "" if metric_range is None else metric_range.words()["healthy"],
+            "watch": str(words[name].count("watch")),
+            "broken": str(words[name].count("broken")),
+            "of": str(len(words[name])),
+        }
+        rows.append(row)
     return rows
 
 
@@ -307,7 +359,10 @@ def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
     lines = []
     for line in folder.config.read_text(encoding="utf-8", errors="replace").splitlines():
         setting, mark, source = line.rpartition("  # ")
-        lines.append((setting.rstrip(), source) if mark else (line, ""))
+        if mark:
+            lines.append((setting.rstrip(), source))
+        else:
+            lines.append((line, ""))
     return lines
 
 
@@ -317,12 +372,13 @@ MANY = 0.1  # share of failed scores from which a banner reports them
 def with_given_up(run: Run) -> Run:
     """Add what the step that a failed run gave up before its update generated and discarded, under the names of
     metrics.jsonl, to the training records; the run itself without such a step."""
+    if run.status != "failed":
+        return run
     path = run.files.rollout_file(run.steps + 1)
+    rows = []
     try:
-        if run.status == "failed" and path.is_file():
+        if path.is_file():
             rows = read_rows(path, ["outcome", "tokens"])
-        else:
-            rows = []
     except (OSError, ValueError):  # the report names damaged files elsewhere
         return run
     if not rows:
@@ -337,16 +393,16 @@ def with_given_up(run: Run) -> Run:
 def failed_scores(run: Run) -> dict[str, Any] | None:
     """Return the shares of failed scores and their most common reasons, for a banner; None if they are few."""
     shares = []
-    for name, records, keys in (
-        ("completions", run.train, ("completions", "reward/invalid")),
-        ("held-out answers", run.evals, ("answers", "invalid")),
+    for name, scores, failed in (
+        ("completions", total(run.train, "completions"), total(run.train, "reward/invalid")),
+        ("held-out answers", total(run.evals, "answers"), total(run.evals, "invalid")),
     ):
-        scores, failed = (sum(record.get(key) or 0 for record in records) for key in keys)
         if scores and failed / scores >= MANY:
             shares.append(f"{count(failed)} of {count(scores)} {name} ({percent(failed / scores)})")
     if not shares:
         return None
-    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(run.files)]}
+    reasons = [f"{text} ({count(number)} ×)" for text, number in first_errors(run.files)]
+    return {"share": " and ".join(shares), "reasons": reasons}
 
 
 def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:

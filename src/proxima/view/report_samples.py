@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +18,15 @@ from proxima.view.formatting import fixed, shortened, signed
 from proxima.view.microscope.single_file import thumbnails
 
 QUESTIONS = 5  # answered before and after
-SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
+SAMPLED_STEPS = 20
+SAMPLED_GROUPS = 2  # of a step
+SAMPLED_COMPLETIONS = 4  # of a group
 IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
 CUT = 1500  # characters of a completion shown
-IMAGES, SIDE = 4, 160  # of a question shown; pixels
+IMAGES = 4  # of a question shown
+SIDE = 160  # pixels of one
+VERDICTS = {True: "right", False: "wrong", None: ""}
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
@@ -30,11 +35,15 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     files = folder.eval_files()
     if not files:
         return None
-    columns = (*IDENTITY, "error")
-    sets = [{r["prompt_uid"]: r for r in reversed(_rows(file, columns))} for file in {files[0]: 0, files[-1]: 0}]
-    judged = any(row["correct"] is not None for s in sets for row in s.values())
+    sets = []  # the first and the last evaluation, or the only one
+    for file in dict.fromkeys([files[0], files[-1]]):
+        answers = _rows(file, (*IDENTITY, "error"))
+        sets.append({row["prompt_uid"]: row for row in reversed(answers)})
+    every_row = list(chain.from_iterable(answers.values() for answers in sets))
+    judged = any(row["correct"] is not None for row in every_row)
+    scored = any(map(_scored, every_row))
     measure = "correct" if judged else "reward"
-    changes = {uid: _change([s[uid][measure] for s in sets if uid in s]) for uid in sorted(sets[0])}
+    changes = {uid: _change([answers[uid][measure] for answers in sets if uid in answers]) for uid in sorted(sets[0])}
     gained = sorted((uid for uid, change in changes.items() if change > 0), key=lambda uid: -changes[uid])
     lost = sorted((uid for uid, change in changes.items() if change < 0), key=lambda uid: changes[uid])
     shown = dict.fromkeys([*gained[:3], *lost[:2], *gained, *lost, *changes])
@@ -42,24 +51,26 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
         {
             "question": cut(sets[0][uid]["question"]),
             "answer": answer_text(sets[0][uid]["answer"]),
-            "answers": [_answer(s[uid], judged) for s in sets if uid in s],
+            "answers": [_answer(answers[uid], judged) for answers in sets if uid in answers],
             "images": _images(folder.path, sets[0][uid].get("images") or ()),
         }
         for uid in list(shown)[:QUESTIONS]
     ]
-    if len(sets) == 2:
-        labels = ["before", "after"]
-    else:
-        labels = ["answer"]
-    up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
-    summary = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
-    if gained or lost:
-        pass
-    else:
-        summary = f"No {'verdict' if judged else 'reward'} of a question changed."
-    if not any(map(_scored, (row for s in sets for row in s.values()))):
+    labels = ["before", "after"] if len(sets) == 2 else ["answer"]
+    summary = _changes_text(len(gained), len(lost), judged)
+    if not scored:
         summary = "Greedy completions, before training and of the last evaluation; they are not scored."
     return {"rows": rows, "of": len(changes), "labels": labels, "changes": summary}
+
+
+def _changes_text(gained: int, lost: int, judged: bool) -> str:
+    """How many questions changed, in their verdict or in their reward."""
+    if not gained and not lost:
+        what = "verdict" if judged else "reward"
+        return f"No {what} of a question changed."
+    if judged:
+        return f"{gained} became right and {lost} became wrong; these come first."
+    return f"{gained} have a higher reward and {lost} have a lower one; these come first."
 
 
 def _change(values: Sequence[float | None]) -> float:
@@ -76,21 +87,22 @@ def _scored(row: Mapping[str, Any]) -> bool:
 
 def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
     """Return an answer with its verdict or its reward."""
-    verdict = {True: "right", False: "wrong", None: ""}[row["correct"]]
-    said = {"text": cut(row["text"]), "turns": _turns(row)}
+    verdict = VERDICTS[row["correct"]]
     if row["reward"] is None:
-        return {**said, "verdict": "", "mark": "no score" if _scored(row) else ""}
-    if judged:
+        verdict = ""
+        mark = "no score" if _scored(row) else ""
+    elif judged:
         mark = verdict or "not judged"
     else:
         mark = f"reward {fixed(row['reward'], 3)}"
-    return {**said, "verdict": verdict, "mark": mark}
+    return {"text": cut(row["text"]), "turns": _turns(row), "verdict": verdict, "mark": mark}
 
 
 def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[str]]:
     """Return steps spread evenly over the run, each with samples of two groups, one with a failed score, if any, and
     those with the best answers; and the unreadable files."""
-    samples, unreadable = [], []
+    samples: list[tuple[int, list[dict[str, Any]]]] = []
+    unreadable: list[str] = []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
             with reading(file):
@@ -138,22 +150,28 @@ def _spread(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def _sample(group: Sequence[Mapping[str, Any]], run: Path) -> dict[str, Any]:
-    completions = [
-        {
-            "name": f"{row['prompt_uid']}.{row['sample']}.{row['turn']}",
-            "text": cut(row["text"]),
-            "turns": _turns(row),
-            "reward": "invalid" if row["reward"] is None else fixed(row["reward"]),
-            "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
-            "parts": "  ".join(f"{name} {fixed(value)}" for name, value in row["parts"].items()),
-            "note": row["error"] or _outcome(row),
-        }
-        for row in representative(group)
-    ]
-    first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
-    first["answer"] = answer_text(group[0]["answer"])
-    first["images"] = _images(run, group[0].get("images") or ())
-    return {**first, "completions": completions, "of": len(group)}
+    first = group[0]
+    return {
+        "uid": first["prompt_uid"],
+        "question": cut(first["question"]),
+        "answer": answer_text(first["answer"]),
+        "images": _images(run, first.get("images") or ()),
+        "completions": list(map(_completion, representative(group))),
+        "of": len(group),
+    }
+
+
+def _completion(row: Mapping[str, Any]) -> dict[str, Any]:
+    reward = "invalid" if row["reward"] is None else fixed(row["reward"])
+    return {
+        "name": f"{row['prompt_uid']}.{row['sample']}.{row['turn']}",
+        "text": cut(row["text"]),
+        "turns": _turns(row),
+        "reward": reward,
+        "mark": VERDICTS[row["correct"]],
+        "parts": "  ".join(f"{name} {fixed(value)}" for name, value in row["parts"].items()),
+        "note": row["error"] or _outcome(row),
+    }
 
 
 def _images(run: Path, numbers: Sequence[int]) -> list[str]:
@@ -174,18 +192,19 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _outcome(row: Mapping[str, Any]) -> str:
     """`trained, advantage +0.25`."""
+    outcome = row["outcome"].replace("_", " ")
     if row["advantage"]:
-        advantage = f", advantage {signed(row['advantage'], 2)}"
-    else:
-        advantage = ""
-    return f"{row['outcome'].replace('_', ' ')}{advantage}"
+        return f"{outcome}, advantage {signed(row['advantage'], 2)}"
+    return str(outcome)
 
 
 def answer_text(answer: Any) -> str:
     """Format an expected answer: a string unchanged, anything else as JSON."""
     if answer is None:
         return ""
-    return cut(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
+    if not isinstance(answer, str):
+        answer = json.dumps(answer, ensure_ascii=False)
+    return cut(answer)
 
 
 def cut(text: str) -> str:

@@ -41,7 +41,10 @@ class RunViews(Tee):
             observers.append(TrackerObserver(tracker, self.warning))
         if view:
             observers.append(ViewerObserver(stream))
-        super().__init__(*observers, ReportFile(), LogFile(), *([lines_to(stream)] if stream is not None else []))
+        observers += [ReportFile(), LogFile()]
+        if stream is not None:
+            observers.append(lines_to(stream))
+        super().__init__(*observers)
         self.notes = notes
         self.run_folder: Path | None = None
         self._warnings = WarningList()
@@ -52,8 +55,9 @@ class RunViews(Tee):
         self.run_folder = info.folder
         self._step = info.resumed_at
         super().started(info)
-        for note in self.notes if info.resumed_at < info.steps else ():  # for a finished run they are not news
-            self.warning(note)
+        if info.resumed_at < info.steps:  # for a finished run they are not news
+            for note in self.notes:
+                self.warning(note)
 
     def step(self, record: Record) -> None:
         self._step = int(record["step"])
@@ -119,7 +123,8 @@ def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
 
 def warnings_about(record: Record) -> list[str]:
     """Return the warnings about a `train` record."""
-    return [text for rule in RULES if (text := rule(record)) is not None]
+    texts = [rule(record) for rule in RULES]
+    return [text for text in texts if text is not None]
 
 
 def nothing_learned(record: Record) -> str | None:

@@ -17,11 +17,16 @@ class StageProgress:
         self._clock = clock or Clock()
         self._live = stream.isatty()
         self._wait = INTERVAL if self._live else patience
-        self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
+        self._stage = ""
+        self._start = 0.0
+        self._last_output = self._clock.now()
+        self._width = 0
 
     def begin(self, stage: str) -> None:
         """Start timing a stage."""
-        self._stage, self._start, self._last_output = stage, self._clock.now(), self._clock.now()
+        self._stage = stage
+        self._start = self._clock.now()
+        self._last_output = self._start
 
     def update(self, stage: str, done: int, total: int | None, unit: str = "") -> None:
         """Report `done` of `total`, None if unknown; a new name begins a new stage."""
@@ -30,13 +35,15 @@ class StageProgress:
         if self._clock.now() - self._last_output < self._wait:
             return
         rate = done / max(self._clock.now() - self._start, 1e-9)
+        text = f"{stage}  {count(done)}"
+        share = None
+        if total:
+            text += f"/{count(total)}"
+            share = done / total
+        text = f"{text} {unit}".rstrip() + f"   {rate:,.1f}/s"
         if rate and total and done < total:
-            left = f"   eta {duration((total - done) / rate)}"
-        else:
-            left = ""
-        of = f"/{count(total)}" if total else ""
-        text = f"{stage}  {count(done)}{of} {unit}".rstrip() + f"   {rate:,.1f}/s{left}"
-        self.show(text, done / total if total else None)
+            text += f"   eta {duration((total - done) / rate)}"
+        self.show(text, share)
 
     def show(self, text: str, share: float | None = None) -> None:
         """Write the text now, on a terminal in place of the previous one; `share` adds a bar."""
@@ -45,13 +52,11 @@ class StageProgress:
         if not self._live:
             self.write(text)
             return
-        filled = round(24 * (share or 0.0))
-        if share is None:
-            line = text
-        else:
-            line = f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
-        self._width = len(line)
-        write_safely(self._stream, line)
+        if share is not None:
+            filled = round(24 * share)
+            text = f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
+        self._width = len(text)
+        write_safely(self._stream, text)
 
     def write(self, line: str) -> None:
         """Write a permanent line."""

@@ -33,14 +33,25 @@ Over = Literal["ratio", "probability"]
 
 Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
-WIDTHS = (3.4, *[2.2] * 7)  # the first is wide, so that it shows on both sides of a coinciding curve
+# The first line is wide, so that it shows on both sides of a coinciding curve.
+WIDTHS = (3.4, 2.2, 2.2, 2.2, 2.2, 2.2, 2.2, 2.2)
 #: of each line: solid, or its dashes and gaps in pixels
-STYLES: tuple[Any, ...] = ("-", "-", *((0, dash) for dash in ((7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))))
+STYLES: tuple[Any, ...] = (
+    "-",
+    "-",
+    (0, (7, 4)),
+    (0, (2, 3)),
+    (0, (9, 3, 2, 3)),
+    (0, (4, 2)),
+    (0, (1, 2)),
+    (0, (12, 3)),
+)
 WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # with an advantage of 1
 # Neighbouring points that differ by more than this share of the panel's height, and by more than four times as much as
 # the points next to them, are a jump, at which the line is interrupted.
 JUMP = 0.06
-WIDTH, HEIGHT = 290, 200  # of a panel, including margins
+WIDTH = 290  # of a panel, including margins
+HEIGHT = 200
 LEFT = 40
 RIGHT = 12
 TOP = 26
@@ -126,15 +137,15 @@ def draw(
         require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
     rows: list[tuple[Over, float]] = []
     if "ratio" in over:
-        rows = [("ratio", mus[0])]
-    rows += [("probability", mu) for mu in mus] if "probability" in over else []
+        rows.append(("ratio", mus[0]))
+    if "probability" in over:
+        rows += [("probability", mu) for mu in mus]
     made = tuple(tuple(_row(surrogates, quantities, x, mu)) for x, mu in rows)
     remarks: dict[str, list[str]] = {}
     for name, spec in surrogates.items():
         remarks.setdefault(remark_on(spec), []).append(name)
     listed = ", ".join(f"{mu:g}" for mu in mus)
-    about = f"One token, μ = {listed}, A = ±1; the proximal policy is μ."
-    about += " Gradient weight: −(∂loss/∂log π) / A."
+    about = f"One token, μ = {listed}, A = ±1; the proximal policy is μ. Gradient weight: −(∂loss/∂log π) / A."
     settings = [f"{', '.join(names)}: {text}." for text, names in remarks.items() if text]
     return SurrogateFigure(tuple(surrogates), made, (about, *settings))
 
@@ -153,19 +164,29 @@ def _row(
         ys = [getattr(c, quantity) for c in curves[sign]]
         y_range = _y_range(ys, WINDOW[quantity])
         label = "loss" if quantity == "loss" else "gradient weight"
+        side = "A > 0" if sign > 0 else "A < 0"
+        if over == "ratio":
+            x_name = "ratio π / μ"
+            largest = float(x[-1])
+            mark = 1.0
+        else:
+            x_name = f"probability π, μ = {mu:g}"
+            largest = 1.0
+            mark = mu
         yield SurrogatePanel(
-            title=f"{label}, A {'>' if sign > 0 else '<'} 0",
-            x_name="ratio π / μ" if over == "ratio" else f"probability π, μ = {mu:g}",
-            x_range=(0.0, float(x[-1]) if over == "ratio" else 1.0),
+            title=f"{label}, {side}",
+            x_name=x_name,
+            x_range=(0.0, largest),
             y_range=y_range,
-            mark=1.0 if over == "ratio" else mu,
+            mark=mark,
             lines=tuple(_pieces(x, y, y_range) for y in ys),
         )
 
 
 def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, float]:
-    low = max(min(0.0, *(float(y.min()) for y in ys)), window[0])
-    high = min(max(0.0, *(float(y.max()) for y in ys)), window[1])
+    least, most = window
+    low = max(min(0.0, *(float(y.min()) for y in ys)), least)
+    high = min(max(0.0, *(float(y.max()) for y in ys)), most)
     margin = 0.06 * ((high - low) or 1.0)
     return low - margin, high + margin
 
@@ -189,10 +210,13 @@ def _draw_panel(axes: Axes, panel: SurrogatePanel, color: Color) -> None:
     axes.axhline(0, color=color("muted"), linewidth=1)
     axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=(0, (2, 4)))
     for i, pieces in enumerate(panel.lines):
-        points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
+        points: Piece = []
+        for piece in pieces:
+            points += [*piece, (math.nan, math.nan)]
         _plot(axes, [x for x, _ in points], [y for _, y in points], i, color)
-        if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # both ends of each jump
-            xs, ys = zip(*ends, strict=True)
+        jumps = [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]  # both ends of each
+        if jumps:
+            xs, ys = zip(*jumps, strict=True)
             axes.plot(xs, ys, color=color(f"k{i}"), marker="o", markersize=5, markeredgewidth=0, linestyle="")
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
     axes.set_title(panel.title, y=1.0)  # without it, all texts are laid out to see whether the title must make room
@@ -208,7 +232,9 @@ def _plot(axes: Axes, xs: Sequence[float], ys: Sequence[float], number: int, col
 
 LARGEST_RATIO = 2.5
 POINTS = 401
-POSITION, LENGTH, DRIFT = 11, 21, 0.045  # of `cppo`: the token in its completion; |π − μ| of its other tokens
+POSITION = 11  # of the token of `cppo`, in a completion of this length
+LENGTH = 21
+DRIFT = 0.045  # |π − μ| of its other tokens
 
 
 @dataclass(frozen=True)
@@ -231,13 +257,13 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int) -> SurrogateCurve:
         sign: the advantage, 1 or -1.
     Raises: ValueError if the surrogate needs data that a single token lacks (top-k log-probs).
     """
+    largest = 0.999
     if over == "ratio":
-        largest = min(LARGEST_RATIO * mu, 0.999)
-    else:
-        largest = 0.999
+        largest = min(LARGEST_RATIO * mu, largest)
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
     probability[(probability - mu).abs().argmin()] = mu  # at r = 1 even the narrowest clip range has a point
-    log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
+    log_prob = probability.log()
+    behavior = torch.full_like(probability, mu).log()
     advantage = torch.full_like(probability, float(sign))
     x = probability / mu if over == "ratio" else probability
     b = alone(log_prob.clone().requires_grad_(), behavior, advantage)

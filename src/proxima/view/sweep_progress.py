@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
+from proxima.data.errors import counted
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.sweep_file import read_sweep
 from proxima.experiments.sweep_plan import PlannedRun, Sweep, plan_runs
@@ -25,7 +26,8 @@ class SweepLines:
         self._stream = stream
         self._clock = clock or Clock()
         self._progresses: Sequence[RunProgress] = ()
-        self._jobs, self._last = 1, self._clock.now()
+        self._jobs = 1
+        self._last = self._clock.now()
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
         self._progresses = progresses
@@ -38,7 +40,10 @@ class SweepLines:
     def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         headline = progress.metrics.headline
         for record in records:
-            if record.get("kind") == "eval" and (value := headline.value(record)) is not None:
+            if record.get("kind") != "eval":
+                continue
+            value = headline.value(record)
+            if value is not None:
                 where = f"{progress.run.name}  step {record['step']}/{progress.run.steps}"
                 self._line(f"eval     {where}  {headline.name} {fixed(value, 3)}")
         if records and progress.state is RunState.RUNNING:
@@ -64,21 +69,24 @@ class SweepLines:
 
 def opening(sweep: Sweep, progresses: Sequence[RunProgress]) -> str:
     """`sweep trust_regions  4 cells × 3 seeds = 12 runs, 2 side by side  5 done before      runs/trust_regions`."""
-    before = sum(s.before and s.state is RunState.DONE for s in progresses)
-    if sweep.jobs > 1:
-        side = f", {sweep.jobs} side by side"
-    else:
-        side = ""
     names = (sweep.file.stem, sweep.folder.resolve().name, sweep.file.resolve().parent.name)
     name = next((name for name in names if name != "sweep"), "")
-    return f"sweep {name}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
+    size = size_of(sweep)
+    if sweep.jobs > 1:
+        size += f", {sweep.jobs} side by side"
+    parts = [f"sweep {name}", size]
+    before = sum(progress.before and progress.state is RunState.DONE for progress in progresses)
+    if before:
+        parts.append(f"{before} done before")
+    parts.append(str(sweep.folder))
+    return "  ".join(parts)
 
 
 def size_of(sweep: Sweep) -> str:
     """`4 cells × 3 seeds = 12 runs`."""
-    cells, seeds = len(sweep.cells), len(sweep.seeds)
-    runs = cells * seeds
-    return f"{cells} cell{'s' * (cells != 1)} × {seeds} seed{'s' * (seeds != 1)} = {runs} run{'s' * (runs != 1)}"
+    cells = len(sweep.cells)
+    seeds = len(sweep.seeds)
+    return f"{counted(cells, 'cell')} × {counted(seeds, 'seed')} = {counted(cells * seeds, 'run')}"
 
 
 def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
@@ -87,10 +95,11 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
     done = f"{counts[RunState.DONE]}/{len(progresses)} done"
     rest = (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
     others = [f"{counts[state]} {state.value}" for state in rest if counts[state]]
+    text = ", ".join([done, *others])
     seconds = None
     if counts[RunState.RUNNING]:
         seconds = time_left(progresses, jobs)
-    return ", ".join([done, *others]) + (f"   eta {duration(seconds)}" if seconds else "")
+    return f"{text}   eta {duration(seconds)}" if seconds else text
 
 
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:

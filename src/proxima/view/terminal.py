@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
@@ -41,15 +42,16 @@ def table_text(
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     terminal = stream.isatty()
     out = io.StringIO()
-    for i, name in enumerate(rows[0] if rows else ()):
-        justify: Any = "left" if i == 0 or name in left else "right"
-        table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
+    names = list(rows[0]) if rows else []
+    for name in names:
+        if name == names[0]:
+            table.add_column(name, justify="left", overflow="fold")
+        else:
+            justify: Any = "left" if name in left else "right"
+            table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")
     for row in rows:
         table.add_row(*row.values())
-    if terminal:
-        columns = None
-    else:
-        columns = output_width(stream) or width
+    columns = None if terminal else output_width(stream) or width
     Console(file=out, force_terminal=terminal, width=columns, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 
@@ -71,7 +73,7 @@ def table_as(form: Format, rows: Rows, numbers: Rows, everything: Any) -> str:
 
 def csv_text(rows: Rows) -> str:
     """Return rows as CSV with a header of all their columns, in the order of their first occurrence."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    columns = list(dict.fromkeys(chain.from_iterable(rows)))
     out = io.StringIO()
     writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
     writer.writeheader()
@@ -86,5 +88,7 @@ def markdown(rows: Rows) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(printable(cell).replace("|", r"\|") for cell in cells) + " |\n"
 
-    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|\n"
+    alignments = ["---:"] * len(columns)
+    alignments[:1] = ["---"]
+    rule = "|" + "|".join(alignments) + "|\n"
     return line(columns) + rule + "".join(line([str(row[name]) for name in columns]) for row in rows)

@@ -224,13 +224,11 @@ class DivergenceFigure(Drawing):
     def remark(self) -> str:
         """The standard deviations of ratio and difference, over rare and over other tokens."""
         rare = self.behavior < RARE
-        ratio, difference = (
-            [float(values[where].std()) if where.any() else 0.0 for where in (rare, ~rare)]
-            for values in (self.ratio, self.policy - self.behavior)
-        )
+        difference = self.policy - self.behavior
         return (
-            f"{len(rare):,} tokens. Standard deviation for μ < {RARE:g} and above: ratio {ratio[0]:.2g} and "
-            f"{ratio[1]:.2g}, difference {difference[0]:.2g} and {difference[1]:.2g}"
+            f"{len(rare):,} tokens. Standard deviation for μ < {RARE:g} and above: "
+            f"ratio {_deviation(self.ratio[rare]):.2g} and {_deviation(self.ratio[~rare]):.2g}, "
+            f"difference {_deviation(difference[rare]):.2g} and {_deviation(difference[~rare]):.2g}"
         )
 
     def draw(self, figure: Figure, color: Color) -> None:
@@ -258,6 +256,11 @@ class DivergenceFigure(Drawing):
         figure.text(PANEL_MARGINS[0][0] / self.size[0], 12 / self.size[1], self.remark, color=color("muted"))
 
 
+def _deviation(values: Floats) -> float:
+    """The standard deviation; 0 without a value."""
+    return float(values.std()) if len(values) else 0.0
+
+
 def surrogate_of(recipe: str, overrides: Sequence[str]) -> Any:
     """The surrogate of a recipe, checked as for a training."""
     return load_recipe(recipe, overrides).config.algorithm.surrogate
@@ -279,17 +282,21 @@ def calibrated(
 
 def threshold_lines(calibration: Calibration, share: float, folder: Path) -> list[str]:
     """Format what was measured, and the thresholds that follow."""
-    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
-    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
+    levels = []
+    for level, value in calibration.quantiles.items():
+        name = "max" if level == 1 else f"P{100 * level:g}"
+        levels.append(f"{name} {value:.2g}")
     spec = calibration.spec
-    few = calibration.tokens * share < 1
-    needed = f"use more steps, with {math.ceil(1 / share):,} tokens or more"
-    remedy = f"{calibration.tokens:,} tokens are too few for this percentile: it is the largest value; {needed}"
-    return [
+    lines = [
         f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
-        f"|π − μ|   {levels}",
+        f"|π − μ|   {'  '.join(levels)}",
         f"δ   = {calibration.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
-        *([f"WARNING {remedy}"] if few else []),
+    ]
+    if calibration.tokens * share < 1:
+        few = f"{calibration.tokens:,} tokens are too few for this percentile: it is the largest value"
+        lines.append(f"WARNING {few}; use more steps, with {math.ceil(1 / share):,} tokens or more")
+    return [
+        *lines,
         f"δ_b = {calibration.delta_b:g}   the 90th percentile of |π − μ|",
         f"beyond the threshold: {calibration.masked:.3%} of the tokens with these, {calibration.masked_now:.3%} with "
         f"delta={spec.delta:g} delta_b={spec.delta_b:g}",

@@ -2,8 +2,9 @@
 
 import asyncio
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -62,11 +63,14 @@ class MicroscopeApp:
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
         self.runs = runs
         self.key = key
-        self.hosts = {*LOOPBACK_NAMES, *([host.lower()] if host else [])}
+        self.hosts = set(LOOPBACK_NAMES)
+        if host:
+            self.hosts.add(host.lower())
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
         self._reader = ThreadPoolExecutor(1, "microscope")  # one request at a time, to limit memory
-        step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
+        step = "/api/{run:int}/step/{step:int}"
+        completion = f"{step}/completion/{{key}}"
         answers: dict[str, Answer] = {
             "/api/runs": lambda request: [run.about() for run in self.runs],
             "/api/{run:int}/trend": self.trend,
@@ -76,9 +80,9 @@ class MicroscopeApp:
             step: self.step,
             f"{step}/search": self.search,
             f"{step}/group/{{uid:int}}": lambda request: self._step(request).of_group(request.path_params["uid"]),
-            step + completion: lambda request: self._completion(request).answer(),
-            f"{step}{completion}/token/{{token:int}}": self.token,
-            f"{step}{completion}/compare": self.compare,
+            completion: lambda request: self._completion(request).answer(),
+            f"{completion}/token/{{token:int}}": self.token,
+            f"{completion}/compare": self.compare,
         }
         self.asgi = Starlette(
             routes=[
@@ -147,7 +151,8 @@ class MicroscopeApp:
         return self._run(request).step(request.path_params["step"])
 
     def trend(self, request: Request) -> dict[str, Any]:
-        return self._run(request).trend(_number(request, "after") if "after" in request.query_params else 0)
+        after = _number(request, "after") if "after" in request.query_params else 0
+        return self._run(request).trend(after)
 
     def step(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -171,12 +176,13 @@ class MicroscopeApp:
     def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:
         """Return the completion that a request names, or the same one at the run and step of its query. The latest are
         cached, since each click on a token sends another request."""
+        number: int = request.path_params["run"]
+        step: int = request.path_params["step"]
         if elsewhere:
             number = _number(request, "run")
-        else:
-            number = request.path_params["run"]
+            step = _number(request, "step")
         run = self._run(request, number)
-        file = run.step(_number(request, "step") if elsewhere else request.path_params["step"])
+        file = run.step(step)
         key = completion_key(request.path_params["key"])
         place = (number, file.step, key)
         page = self._pages.pop(place, None)
@@ -198,7 +204,9 @@ class MicroscopeApp:
 
     def file(self, request: Request) -> Response:
         path = request.url.path
-        file = self.page.get("/index.html" if path == "/" else path)
+        if path == "/":
+            path = "/index.html"
+        file = self.page.get(path)
         if file is None:
             return _error(404, "there is no such page")
         return Response(file.read_bytes(), media_type=TYPES[file.suffix], headers=HEADERS)
@@ -245,7 +253,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     return _error(error.status_code, str(error.detail))
 
 
-MOST, KEY_LENGTH, TEXT_LENGTH = 5000, 200, 10_000
+MOST = 5000  # notes of a run
+KEY_LENGTH = 200  # characters
+TEXT_LENGTH = 10_000  # characters
 
 
 def notes_file(folder: Path) -> Path:
@@ -285,7 +295,8 @@ def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
     return notes
 
 
-ANSWERS, TEXT = 4, 2000  # of a question on each side; characters of an answer
+ANSWERS = 4  # of a question on each side
+TEXT = 2000  # characters of an answer
 #: What became of a question, in the order of the list: what is wrong comes before what is right.
 KINDS = ("worse", "wrong", "better", "right", "same", "unknown")
 
@@ -298,15 +309,20 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
     Raises:
         UserError: the run has no evaluation, or a file can't be read.
     """
-    rows, labels, metrics = list[dict[str, Any]](), list[str](), dict[str, None]()
+    rows: list[dict[str, Any]] = []
+    labels: list[str] = []
+    metrics: dict[str, None] = {}  # each once, in order
     for name in ["", *files.eval_sets()]:
-        ends = [*dict.fromkeys(files.eval_files(name)[i] for i in (0, -1) if files.eval_files(name))]
-        sides = [read_completions(file) for file in ends]
-        if not sides:
+        evaluations = files.eval_files(name)
+        if not evaluations:
             continue
-        labels = labels if len(labels) > len(ends) else [_label(file.stem) for file in ends]
-        judged = any(value is not None for side in sides for q in side.values() for value in q.correct)
-        metrics[metric := ACCURACY if judged else "reward"] = None
+        ends = list(dict.fromkeys([evaluations[0], evaluations[-1]]))
+        sides = [read_completions(file) for file in ends]
+        if len(labels) <= len(ends):
+            labels = [_label(file.stem) for file in ends]
+        judged = any(map(_is_judged, sides))
+        metric = ACCURACY if judged else "reward"
+        metrics[metric] = None
         for uid, question in sides[0].items():
             both = [side[uid] for side in sides if uid in side]
             change = _change(both, metric)
@@ -323,6 +339,12 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
     # stable: questions of a set stay in the order of their uids
     rows.sort(key=lambda row: (KINDS.index(row["kind"]), row["change"] or 0.0, row["set"]))
     return {"labels": labels, "metric": " and ".join(metrics), "rows": rows}
+
+
+def _is_judged(side: Mapping[int, QuestionResult]) -> bool:
+    """True if some answer of an evaluation is right or wrong."""
+    verdicts = chain.from_iterable(question.correct for question in side.values())
+    return any(verdict is not None for verdict in verdicts)
 
 
 def _label(stem: str) -> str:
@@ -353,12 +375,14 @@ def _kind(last: QuestionResult, change: float | None, judged: bool, *, first: bo
 
 
 def _answers(question: QuestionResult, judged: bool) -> list[dict[str, str]]:
-    marks = {True: "right", False: "wrong", None: "no score"}
-    rewards = question.values("reward")
-    return [
-        {
-            "mark": marks[correct] if judged else "no score" if reward is None else f"reward {fixed(reward, 3)}",
-            "text": shortened(text, TEXT),
-        }
-        for correct, reward, text in list(zip(question.correct, rewards, question.texts, strict=True))[:ANSWERS]
-    ]
+    if judged:
+        verdicts = {True: "right", False: "wrong", None: "no score"}
+        marks = [verdicts[correct] for correct in question.correct]
+    else:
+        marks = list(map(_reward_mark, question.values("reward")))
+    answers = zip(marks, question.texts, strict=True)
+    return [{"mark": mark, "text": shortened(text, TEXT)} for mark, text in islice(answers, ANSWERS)]
+
+
+def _reward_mark(reward: float | None) -> str:
+    return "no score" if reward is None else f"reward {fixed(reward, 3)}"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import UserError
 from proxima.data.columns import TOKEN_COLUMNS
+from proxima.data.errors import counted
 from proxima.data.flow import Key
 from proxima.data.image_tokens import shown_images
 from proxima.data.json_reader import load_json
@@ -100,23 +101,21 @@ class CompletionPage:
         moved too."""
         row = self.row
         version = self.run.version_before(self.file.step)
-        first, behavior = row.get("log_prob"), row.get("behavior_log_prob")
+        first = row.get("log_prob")
+        behavior = row.get("behavior_log_prob")
         if self.run.algorithm.get("proximal") in ("recompute", "next") and row.get("proximal_log_prob") is not None:
             first = row["proximal_log_prob"]  # of a pass before the step's updates
-        elif first is not None and (moved := self.updates_before) != 0:
-            if moved is None:
-                moves = "others"
-            else:
-                moves = f"{moved} update{'s' * (moved != 1)}"
+        elif first is not None and self.updates_before != 0:
+            moved = self.updates_before
+            moves = "others" if moved is None else counted(moved, "update")
             return None, f"its first forward pass came after {moves} of the step, which had moved the weights"
-        if first is None or behavior is None:
-            return None, f"not stored: {'the trainer ran no forward pass of it' if first is None else 'there is no μ'}"
+        if first is None:
+            return None, "not stored: the trainer ran no forward pass of it"
+        if behavior is None:
+            return None, "not stored: there is no μ"
         if self.run.recipe.get("rollouts"):
             return None, "this run is a replay: the weights of another run wrote the completion"
-        if version is None:
-            fresh = np.ones(len(first), bool)
-        else:
-            fresh = row["policy_version"] == version
+        fresh = np.ones(len(first), bool) if version is None else row["policy_version"] == version
         if len(fresh) and not fresh.any():
             return None, f"older weights wrote the completion: the step began with version {version}"
         return np.where(fresh, np.abs(first - behavior), np.nan).astype(np.float32), ""
@@ -138,17 +137,23 @@ class CompletionPage:
         """Return everything except the explanations of its tokens."""
         row = self.row
         band = self.explained.band
-        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        if band is not None:
+            band = {"kind": self.run.surrogate, **band}
+        prompt = row["prompt_tokens"].tolist()
+        tokens = row["tokens"].tolist()
         shown = thumbnails(self.run.files.path, shown_images([*prompt, *tokens]))
+        uid, sample, turn = self.key
         return {
-            **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
+            "uid": uid,
+            "sample": sample,
+            "turn": turn,
             "prompt": {"ids": prompt, "text": self.run.text.each(prompt), "images": shown},
             "tokens": {"ids": tokens, "text": self.run.text.each(tokens)},
             **{name: row.get(name) for name in FACTS},
             "columns": {name: base64_column(values) for name, values in self.columns.items() if values is not None},
             "reasons_available": self.explained.reasons is not None,
             "problem": self.explained.stored.problem(),
-            "band": None if band is None else {"kind": self.run.surrogate, **band},
+            "band": band,
             "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
             "episode": self._episode(),
             "versions": sorted(set(row["policy_version"].tolist())),
@@ -158,37 +163,40 @@ class CompletionPage:
         """Return the messages of this path, the episode's outcome, and where its other paths diverge from this one."""
         if self.row.get("episode") is None:
             return None
+        episode = load_json(self.row["episode"])
         others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
+        if not others:
+            return {**episode, "paths": []}
         paths = []
-        for path in self.file.read(others, ("turn", "tokens", "episode")) if others else ():
+        for path in self.file.read(others, ("turn", "tokens", "episode")):
             shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
             other = short_episode(path["episode"]) or {"spans": []}
-            spans = other["spans"]
-            player = other.get("player", "")
             at = {"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)}
-            at |= {"player": player} if player else {}
-            paths.append(at | {"spans": [{name: span[name] for name in PATH_SPAN} for span in spans]})
-        return {**load_json(self.row["episode"]), "paths": paths}
+            if other.get("player"):
+                at["player"] = other["player"]
+            at["spans"] = [{name: span[name] for name in PATH_SPAN} for span in other["spans"]]
+            paths.append(at)
+        return {**episode, "paths": paths}
 
     def token(self, token: int) -> dict[str, Any]:
         """Describe a token in figures and in words. Raises: UserError if there is no such token."""
-        if not 0 <= token < len(self.row["tokens"]):
-            raise UserError(
-                f"the completion has {len(self.row['tokens'])} tokens, 0 to {len(self.row['tokens']) - 1} in an address"
-            )
-        stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
-        absent = not self._sampled(token)
-        at = {name: None if absent and value != value else value for name, value in stored.items()}
+        count = len(self.row["tokens"])
+        if not 0 <= token < count:
+            raise UserError(f"the completion has {count} tokens, 0 to {count - 1} in an address")
+        at = self._values(token)
         log_probs = {name: at.get(column) for name, column in POLICIES.items()}
+        ratio = at["log_ratio"]
+        if ratio is not None:
+            ratio = math.exp(min(ratio, 700.0))
         id = int(self.row["tokens"][token])
         return {
             "token": token,
             "id": id,
             "text": self.run.text.each([id])[0],
             "log_probs": log_probs,
-            "probabilities": {name: None if value is None else math.exp(value) for name, value in log_probs.items()},
+            "probabilities": {name: _exp(value) for name, value in log_probs.items()},
             "missing": self._missing(log_probs),
-            "ratio": None if at["log_ratio"] is None else math.exp(min(at["log_ratio"], 700.0)),
+            "ratio": ratio,
             "advantage": at["advantage"],
             "gradient_weight": at.get("loss_weight"),
             "kept": at["keep"],
@@ -199,20 +207,34 @@ class CompletionPage:
             "version": at["policy_version"],
         }
 
+    def _values(self, token: int) -> dict[str, Any]:
+        """The values of the columns at a token; None where a column, or the value of a token of the context, is
+        missing."""
+        sampled = self._sampled(token)
+        at: dict[str, Any] = {}
+        for name, values in self.columns.items():
+            value = None if values is None else values[token].item()
+            is_nan = value != value
+            at[name] = None if is_nan and not sampled else value
+        return at
+
     def _missing(self, log_probs: Mapping[str, float | None]) -> dict[str, str]:
         """Explain why the log-probs of policies, and the mismatch, are unknown."""
         missing = {name: MISSING[name] for name, value in log_probs.items() if value is None and name in MISSING}
-        return missing | ({"mismatch": self.mismatch[1]} if self.mismatch[1] else {})
+        _, why = self.mismatch
+        if why:
+            missing["mismatch"] = why
+        return missing
 
     def _reason(self, token: int, keep: bool | None) -> str:
         """Explain why a token was kept or dropped; if that is unknown, say only what was recorded."""
         if not self._sampled(token):
             return "not sampled here: it is context, in no loss"
         reason = self.explained.reason(token)
-        recorded = self.explained.reasons is None and self.row["outcome"] == "trained" and keep is not None
-        if recorded:
-            return f"{'kept' if keep else 'masked'}, as the trainer recorded; {reason}"
-        return reason
+        if self.explained.reasons is not None or self.row["outcome"] != "trained" or keep is None:
+            return reason
+        fate = "kept" if keep else "masked"
+        return f"{fate}, as the trainer recorded; {reason}"
 
     def _sampled(self, token: int) -> bool:
         return self.row.get("sampled") is None or bool(self.row["sampled"][token])
@@ -225,7 +247,9 @@ class CompletionPage:
             return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
-            ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
+            place = slice(token * k, (token + 1) * k)
+            ids = row["top_k"][place]
+            log_probs = row["top_k_log_prob"][place]
         elif recomputed is not None:
             ids, log_probs = (column[token] for column in recomputed)
         else:
@@ -234,10 +258,15 @@ class CompletionPage:
         return [{"id": id, "text": piece, "log_prob": value} for id, piece, value in pairs]
 
 
+def _exp(log_prob: float | None) -> float | None:
+    return None if log_prob is None else math.exp(log_prob)
+
+
 def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
     """Return the columns stored in a row and those derived from two of its columns, [T] each."""
     columns = {name: row.get(name) for name in COLUMNS}
-    current, behavior = row.get("log_prob"), row.get("behavior_log_prob")
+    current = row.get("log_prob")
+    behavior = row.get("behavior_log_prob")
     if current is not None and behavior is not None:
         columns["log_ratio"] = current - behavior
         columns["divergence"] = np.abs(np.exp(current) - np.exp(behavior))
@@ -291,10 +320,9 @@ class ExplainedTokens:
     @classmethod
     def of(cls, run: ViewedRun, step: int, row: Mapping[str, Any]) -> "ExplainedTokens":
         """Explain a completion of a step."""
+        recomputed: dict[str, Any] = {}
         if run.recompute:
             recomputed = recomputed_columns(run)(step, row)
-        else:
-            recomputed = {}
         alternatives = recomputed.pop("alternatives", None)
         specs = LossSpecs.of(run.recipe).at_step(run.metrics_of(step))
         stored = StoredTokens(row=row, specs=specs, step=step, recomputed=recomputed)

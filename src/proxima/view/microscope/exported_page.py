@@ -27,10 +27,9 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
         UserError: the step has no completions, or no such prompt, or its file is damaged.
     """
     file = run.step(step)
-    if uid is None:
-        start = f"#/0/step/{step}"
-    else:
-        start = f"#/0/step/{step}/group/{uid}"
+    start = f"#/0/step/{step}"
+    if uid is not None:
+        start += f"/group/{uid}"
     with reading(file.path):
         answers = dict(_answers(run, file, uid))
     return _single_file({"start": start, "data": answers})
@@ -39,7 +38,10 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
 def write_exported_page(run: ViewedRun, place: str) -> Path:
     """Write the page of a step, or of a prompt, to the current folder, as `RUN-step-12.html`; return its path."""
     step, uid = step_of(run, place)
-    file = Path(f"{run.files.path.resolve().name}-step-{step}{'' if uid is None else f'-prompt-{uid}'}.html")
+    name = f"{run.files.path.resolve().name}-step-{step}"
+    if uid is not None:
+        name += f"-prompt-{uid}"
+    file = Path(f"{name}.html")
     write_atomic(file, exported_page(run, step, uid))
     return file
 
@@ -73,7 +75,7 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
     yield "0/state", run.state() | {"running": False, "steps": [file.step]}
     yield at, file.answer() | {"metrics": run.vital_signs(file.step), "verdicts": run.verdicts(file.step)}
-    uids = dict.fromkeys(file.table["prompt_uid"]) if uid is None else [uid]
+    uids = list(dict.fromkeys(file.table["prompt_uid"])) if uid is None else [uid]
     for prompt in uids:
         yield f"{at}/group/{prompt}", file.of_group(prompt)
     chosen = [key for key in file.rows if uid is None or key[0] == uid]
@@ -81,9 +83,11 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
         page = CompletionPage(run, file, key)
         place = f"{at}/completion/{'.'.join(map(str, key))}"
         yield place, page.answer()
-        exported += (length := len(page.row["tokens"]))
+        length = len(page.row["tokens"])
+        exported += length
         if exported <= MOST_TOKENS:
-            yield from ((f"{place}/token/{token}", page.token(token)) for token in range(length))
+            for token in range(length):
+                yield f"{place}/token/{token}", page.token(token)
 
 
 def _single_file(content: Any) -> str:

@@ -73,12 +73,14 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
 
 def address_of(listening: socket.socket, host: str, key: str) -> str:
     """Return the URL to open in a browser."""
-    port, place = listening.getsockname()[1], listening.getsockname()[0]
+    place, port = listening.getsockname()[:2]
+    name = host
     if place in ("0.0.0.0", "::"):
         name = socket.gethostname()
-    else:
-        name = host
-    return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}"
+    if ":" in name:
+        name = f"[{name}]"
+    address = f"http://{name}:{port}/"
+    return f"{address}?key={key}" if key else address
 
 
 def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seconds) -> BoundedServer:

@@ -63,10 +63,13 @@ def thumbnails(run: Path, numbers: Sequence[int], side: int = 512) -> list[str]:
         names = read_names(run / "images") if numbers else []
     except UserError:  # `proxima check` tells why
         names = []
-    return [_address(run / "images", names[number], side) if 0 <= number < len(names) else "" for number in numbers]
+    return [_address(run / "images", names, number, side) for number in numbers]
 
 
-def _address(folder: Path, name: str, side: int) -> str:
+def _address(folder: Path, names: Sequence[str], number: int, side: int) -> str:
+    if not 0 <= number < len(names):
+        return ""
+    name = names[number]
     try:
         content, image = read_image(folder, name)
     except (ImportError, UserError):  # no PIL, or a file that is gone or damaged

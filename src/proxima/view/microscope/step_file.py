@@ -55,11 +55,8 @@ class StepFile:
         names = {name.partition(".")[0] for name in self._parquet.schema_arrow.names}
         missing = sorted(REQUIRED - names)
         if missing:
-            stored = (
-                (self._parquet.schema_arrow.metadata or {})
-                .get(b"proxima", b"an unknown format")
-                .decode("utf-8", "replace")
-            )
+            metadata = self._parquet.schema_arrow.metadata or {}
+            stored = metadata.get(b"proxima", b"an unknown format").decode("utf-8", "replace")
             raise UserError(
                 f"{self.path.name} has no {missing[0]}: it is {stored}, of another version; this one reads {FORMAT}"
             )
@@ -67,8 +64,9 @@ class StepFile:
     @cached_property
     def _parquet(self) -> pq.ParquetFile:
         try:
-            plain = utf8(str(self.path)) == str(self.path)  # Arrow can't open other names
-            return pq.ParquetFile(self.path if plain else self.path.open("rb"), pre_buffer=False)
+            if utf8(str(self.path)) == str(self.path):
+                return pq.ParquetFile(self.path, pre_buffer=False)
+            return pq.ParquetFile(self.path.open("rb"), pre_buffer=False)  # Arrow can't open such a name
         except FileNotFoundError:
             raise UserError(
                 f"{self.path.name} does not exist: the step is not finished, or its file was deleted"
@@ -104,7 +102,8 @@ class StepFile:
             for name in SCALARS:
                 table[name] += self.column(group, name).to_pylist()
             for chunk in self.column(group, "policy_version").chunks:
-                edges, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy()
+                edges = chunk.offsets.to_numpy()
+                flat = chunk.values.to_numpy()
                 lengths = np.diff(edges)
                 for name, pick in (("version_min", np.minimum), ("version_max", np.maximum)):
                     version = np.full(len(lengths), -1)
@@ -128,7 +127,10 @@ class StepFile:
             total = np.concatenate([[0], np.cumsum(chunk.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
             counts += np.diff(total[chunk.offsets.to_numpy()]).tolist()
         given = self.column(group, "sampled").is_valid().to_pylist()
-        return [count if has else length for count, has, length in zip(counts, given, lengths, strict=True)]
+        for i, has_mask in enumerate(given):
+            if has_mask:
+                lengths[i] = counts[i]
+        return lengths
 
     def _masked(self, group: int) -> list[int | None]:
         """Count the tokens of each completion that the model wrote and the update masked; None if it was not
@@ -154,7 +156,8 @@ class StepFile:
     def read(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Read ascending rows, with lists as arrays and JSON parsed. Columns are read one after the other, so that a
         row group is never entirely in memory. A path's own opening replaces its `prompt_tokens`."""
-        fields = [name for name in (self.columns if names is None else (*names, "opening")) if name in self.columns]
+        wanted = self.columns if names is None else [*names, "opening"]
+        fields = [name for name in wanted if name in self.columns]
         read = array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
         for row in read:
             opening = row.pop("opening", None)
@@ -168,7 +171,10 @@ class StepFile:
 
     def answer(self) -> dict[str, Any]:
         """Return the step without its metrics: its groups, and its completions column by column."""
-        columns = {"uid" if name == "prompt_uid" else name: values for name, values in self.table.items()}
+        columns: dict[str, list[Any]] = {}
+        for name, values in self.table.items():
+            shown = "uid" if name == "prompt_uid" else name
+            columns[shown] = values
         return {"step": self.step, "groups": self.groups(), "completions": columns}
 
     def of_group(self, uid: int) -> dict[str, Any]:
@@ -178,11 +184,12 @@ class StepFile:
             raise UserError(f"{self.path.name} has no {prompt_name(uid)}")
         read = self.read(rows, (*GROUP, *TEXTS, "episode"))
         texts = {name: read[0][name] for name in TEXTS}
-        completions = [
-            {name: values.get(name) for name in GROUP}
-            | {"length": self.table["length"][row], "episode": short_episode(values.get("episode"))}
-            for values, row in zip(read, rows, strict=True)
-        ]
+        completions = []
+        for values, row in zip(read, rows, strict=True):
+            completion = {name: values.get(name) for name in GROUP}
+            completion["length"] = self.table["length"][row]
+            completion["episode"] = short_episode(values.get("episode"))
+            completions.append(completion)
         messages = [{"role": "user", "content": texts["question"]}]
         return {"uid": uid, **texts, "messages": messages, "completions": completions}
 
@@ -220,9 +227,9 @@ class StepFile:
         lengths = [sum(self.table["length"][row] for row in paths) for paths in samples.values()]
         of_samples = [self.table["reward"][paths[-1]] for paths in samples.values()]
         rewards = np.array([value for value in of_samples if value is not None], np.float64)
-        figures = {
-            name: float(getattr(rewards, name)()) if len(rewards) else None for name in ("mean", "std", "min", "max")
-        }
+        figures: dict[str, float | None] = dict.fromkeys(("mean", "std", "min", "max"))
+        if len(rewards):
+            figures = {name: float(getattr(rewards, name)()) for name in figures}
         return {
             "size": len(rows),
             **figures,
@@ -252,7 +259,10 @@ class StepFile:
 def _count_masked(keep: NDArray[np.bool_] | None, sampled: NDArray[np.bool_] | None) -> int | None:
     if keep is None:
         return None
-    return int((~keep if sampled is None else ~keep & sampled).sum())
+    masked = ~keep
+    if sampled is not None:
+        masked &= sampled
+    return int(masked.sum())
 
 
 def short_episode(text: str | None) -> dict[str, Any] | None:

@@ -3,9 +3,10 @@ recipe's choices, and the last steps of timeline.json: what works, what waits, a
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +38,22 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
     steps = [record for record in records if record["kind"] == "train"]
     train = [record for record in steps if record["step"] > after]
     evals = [record for record in records if record["kind"] == "eval"]
-    named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
+    numbers = list(map(_numbers, train))
+    named = set(chain.from_iterable(numbers)) - {"step"}
     about = metric_meanings(named)
     guard = guard_of(algorithm)
     bounds = weight_bounds_of(algorithm)
     judged = [verdicts(record, guard, bounds) for record in train]
-    with_verdict = {name for of_step in judged for name in of_step} & named
+    with_verdict = set(chain.from_iterable(judged)) & named
     return {
         "before": len(steps) - len(train),
         "steps": [record["step"] for record in train],
-        "metrics": {
-            name: [record.get(name) if _is_number(record.get(name)) else None for record in train] for name in about
-        },
+        "metrics": {name: [of_step.get(name) for of_step in numbers] for name in about},
         "about": about,
         "verdicts": {name: [of_step.get(name) for of_step in judged] for name in sorted(with_verdict)},
         "evals": [
-            {
-                "step": r["step"],
-                "label": str(r.get("label", "")),
-                "metrics": {k: v for k, v in r.items() if _is_number(v)},
-            }
-            for r in evals
+            {"step": record["step"], "label": str(record.get("label", "")), "metrics": _numbers(record)}
+            for record in evals
         ],
         "specs": {name: algorithm.get(name) for name in SLOTS},
         "headline": Headline.of(evals).key,
@@ -82,11 +78,20 @@ def weight_bounds_of(algorithm: Any) -> Range:
     corrections = None
     if isinstance(algorithm, Mapping):
         corrections = algorithm.get("correction")
-    for fields in corrections if isinstance(corrections, list) else [corrections]:
+    if not isinstance(corrections, list):
+        corrections = [corrections]
+    for fields in corrections:
         if isinstance(fields, Mapping) and _is_number(fields.get("upper")):
             lower: Any = fields.get("lower")
-            return (float(lower) if _is_number(lower) else -math.inf), float(fields["upper"])
+            if not _is_number(lower):
+                lower = -math.inf
+            return float(lower), float(fields["upper"])
     return ANY
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a record, by name."""
+    return {name: value for name, value in record.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
@@ -114,10 +119,8 @@ def metric_meanings(names: Iterable[str]) -> dict[str, list[str]]:
 @lru_cache(4096)
 def _line(name: str) -> tuple[int, str, str]:
     """Return the place, the group and the meaning, as plain text, of a metric."""
-    groups = metric_groups()
-    vital = list(groups[VITAL])
-    lines = [(group, *line) for group, of_group in groups.items() if group != VITAL for line in of_group.items()]
-    for place, (group, names, meaning) in enumerate(lines, len(vital)):
+    vital = list(metric_groups()[VITAL])
+    for place, (group, names, meaning) in enumerate(_lines(), len(vital)):
         if any(fnmatchcase(name, pattern) for pattern in names.split(", ")):
             text = re.sub(r"\[|\]\([^)]*\)|[`*]", "", meaning)
             if name in vital:
@@ -126,7 +129,17 @@ def _line(name: str) -> tuple[int, str, str]:
     raise AssertionError("the last line of metrics.yaml matches every name")
 
 
-STEPS, MOST_SPANS, MOST_LANES = 6, 4000, 10  # steps and spans drawn; lanes of prompts and of episodes
+def _lines() -> Iterator[tuple[str, str, str]]:
+    """The lines of metrics.yaml that have a meaning: group, names and meaning."""
+    for group, lines in metric_groups().items():
+        if group != VITAL:
+            for names, meaning in lines.items():
+                yield group, names, meaning
+
+
+STEPS = 6  # drawn
+MOST_SPANS = 4000  # drawn
+MOST_LANES = 10  # of prompts, and of episodes
 ENVIRONMENTS = Lane(1, 4)  # while some episode waits for its environment; derived, not in the file
 NAMES = {TRAINER: "trainer", ENGINE: "engine", ENVIRONMENTS: "environments", REWARDS: "rewards"}
 
@@ -141,17 +154,24 @@ def last_stages(file: Path) -> list[dict[str, Any]] | None:
     begin = starts[-STEPS:][0] if starts else 0.0
     last = [span._replace(start=max(span.start, begin)) for span in every if span.end > begin][-MOST_SPANS:]
     leaves = with_environments([span for span in last if not span.name.startswith(("prompt ", "episode "))])
-    return [
-        {
-            "name": span.name,
-            "process": NAMES.get(span.lane) or PROCESSES.get(span.lane.process, "").removesuffix("s"),
-            "thread": "" if span.lane in NAMES else span.lane.thread,
-            "start": span.start,
-            "end": span.end,
-            "facts": span.facts,
-        }
-        for span in sorted((span for span in leaves if span.lane.thread <= MOST_LANES), key=_place)
-    ]
+    drawn = [span for span in leaves if span.lane.thread <= MOST_LANES]
+    return list(map(_as_json, sorted(drawn, key=_place)))
+
+
+def _as_json(span: TimelineSpan) -> dict[str, Any]:
+    process = PROCESSES.get(span.lane.process, "").removesuffix("s")
+    thread: int | str = span.lane.thread
+    if span.lane in NAMES:
+        process = NAMES[span.lane]
+        thread = ""
+    return {
+        "name": span.name,
+        "process": process,
+        "thread": thread,
+        "start": span.start,
+        "end": span.end,
+        "facts": span.facts,
+    }
 
 
 def _place(span: TimelineSpan) -> tuple[int, int]:
@@ -167,10 +187,8 @@ def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
     played = [span for span in spans if span.lane.process == EPISODES]
     if not played:
         return [*spans]
-    lanes = {"turn": ENGINE, "environment": ENVIRONMENTS}
-    busy = [
-        TimelineSpan(name, lane, start, end, {})
-        for name, lane in lanes.items()
-        for start, end in union((span.start, span.end) for span in played if span.name == name)
-    ]
-    return [*(span for span in spans if span.lane != ENGINE), *busy]
+    shown = [span for span in spans if span.lane != ENGINE]
+    for name, lane in (("turn", ENGINE), ("environment", ENVIRONMENTS)):
+        times = [(span.start, span.end) for span in played if span.name == name]
+        shown += [TimelineSpan(name, lane, start, end, {}) for start, end in union(times)]
+    return shown

@@ -39,8 +39,11 @@ class TokenText:
     def of_run(cls, folder: Path, model: str) -> "TokenText":
         """Load the tokenizer from the model's folder, from a checkpoint of the run, or from the hub's cache."""
         places = [Path(model), *sorted((folder / "checkpoints").glob("*/model"), reverse=True)]
-        path = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
-        return cls(path if path is not None or not model else _cached(model))
+        for place in places:
+            file = place / "tokenizer.json"
+            if file.is_file():
+                return cls(file)
+        return cls(_cached(model) if model else None)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -62,9 +65,10 @@ class TokenText:
         ids = [max(token, 0) for token in ids]
         texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
         for at, token in enumerate(ids):
-            if not texts[at] or (piece := texts[at])[0].isspace():
+            piece = texts[at]
+            if not piece or piece[0].isspace() or piece[0] == BROKEN:
                 continue
-            if piece[0] != BROKEN and (self._tokenizer.id_to_token(token) or "").startswith("▁"):
+            if (self._tokenizer.id_to_token(token) or "").startswith("▁"):
                 texts[at] = f" {piece}"  # decoders of such tokens drop the leading space
         return [shown.get(at, text) for at, text in enumerate(self._joined(ids, texts))]
 
@@ -74,8 +78,10 @@ class TokenText:
         while at < len(ids):
             if BROKEN in texts[at]:
                 for end in range(at + 2, min(at + 5, len(ids) + 1)):
-                    if BROKEN not in (whole := self._tokenizer.decode(ids[at:end], skip_special_tokens=False)):
-                        texts[at:end] = [*([""] * (end - at - 1)), whole]
+                    whole = self._tokenizer.decode(ids[at:end], skip_special_tokens=False)
+                    if BROKEN not in whole:
+                        texts[at : end - 1] = [""] * (end - 1 - at)
+                        texts[end - 1] = whole
                         at = end - 1
                         break
             at += 1
@@ -217,7 +223,7 @@ class ViewedRun:
         if steps != planned:
             of = f"{steps} of {planned} steps"
         else:
-            of = f"{steps} step{'s' * (steps != 1)}"
+            of = "1 step" if steps == 1 else f"{steps} steps"
         if summary.get("status") == "done":
             plateau = summary.get("plateau")
             if plateau:
@@ -225,8 +231,9 @@ class ViewedRun:
             return f"finished, {of}"
         if summary:
             return f"{summary.get('status', 'ended')} after {of}"
-        running = is_held(self.files.lock)  # a run that was killed holds no lock
-        return f"running, {of}" if running else f"unfinished, {of}"
+        if is_held(self.files.lock):  # a run that was killed holds no lock
+            return f"running, {of}"
+        return f"unfinished, {of}"
 
     def problem(self) -> str | None:
         """Describe a problem of the folder as a whole; damaged steps other than the last are reported when opened."""
