@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ def split_labels(
         UserError: the column is missing, a label is neither a number, true, false nor null, or a row has another number
             of labels than completions.
     """
-    kept, labels = [], []
+    kept: list[tuple[Prompt, list[Completion]]] = []
+    labels: list[list[float | None]] = []
     for prompt, completions in texts:
         metadata = dict(prompt.metadata)
         place = f"{file}, row {prompt.uid}"
@@ -92,22 +94,17 @@ def agreement(groups: Sequence[Group], labels: Labels) -> Agreement:
     for group, given in zip(groups, labels, strict=True):
         pairs = zip(group.scores, given, strict=True)
         rows.append([(score, label) for score, label in pairs if label is not None and score.valid])
-    grouped = any(len(row) > 1 for row in rows)
-    if grouped:
-        compared = rows
-    else:
-        compared = [[pair for row in rows for pair in row]]
+    every = list(chain.from_iterable(rows))
+    compared = rows if any(len(row) > 1 for row in rows) else [every]
     ordered = 0.0
     pairs_of_labels = 0
     for row in compared:
-        more = _ordered(np.array([score.value for score, _ in row]), np.array([label for _, label in row]))
-        ordered += more[0]
-        pairs_of_labels += more[1]
+        values = np.array([score.value for score, _ in row])
+        more_ordered, more_pairs = _ordered(values, np.array([label for _, label in row]))
+        ordered += more_ordered
+        pairs_of_labels += more_pairs
     judged = [
-        (score.correct, label == 1.0)
-        for row in rows
-        for score, label in row
-        if score.correct is not None and label in (0.0, 1.0)
+        (score.correct, label == 1.0) for score, label in every if score.correct is not None and label in (0.0, 1.0)
     ]
     return Agreement(
         labelled=sum(map(len, rows)),

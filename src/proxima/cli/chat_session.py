@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NEW = "/new"
-MOST, MOST_IN_CHAT = 256, 512  # new tokens
+MOST = 256  # new tokens
+MOST_IN_CHAT = 512
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def complete(
         raise UserError("--image can't be shown to a model with tools or an environment", remedy="leave it out")
     with fixed_clock(chosen.data.template_date), open_table(chosen) as table:
         completions, seconds = _completed(chosen, table, prompts, samples, inference, shown)
-    tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
+    tokens = sum(map(_tokens_written, _paths(completions)))
     rate = tokens / seconds if seconds else 0.0
     if as_json:
         facts = {"model": chosen.path, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
@@ -138,7 +140,12 @@ def _engine_of(
 
 
 def _paths(completions: Sequence[Completion]) -> list[Completion]:
-    return [path for completion in completions for path in completion.paths]
+    return list(chain.from_iterable(completion.paths for completion in completions))
+
+
+def _tokens_written(path: Completion) -> int:
+    """The number of a path's tokens that the model wrote."""
+    return int(path.tokens.size if path.sampled is None else path.sampled.sum())
 
 
 def _prompts(words: Sequence[str]) -> list[str]:
@@ -155,8 +162,11 @@ def _text(prompts: Sequence[str], completions: Sequence[Completion]) -> list[str
     if any(completion.episode is not None for completion in completions):
         episodes = ("\n".join(episode_lines(prompts[c.prompt_uid], c)) for c in completions)
         return "\n\n".join(episodes).split("\n")
-    if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text unchanged
-        return [visible(completions[0].text) if sys.stdout.isatty() else completions[0].text]
+    if len(completions) == 1:
+        text = completions[0].text
+        if sys.stdout.isatty():  # it would obey escape sequences; a file or a pipe gets the text unchanged
+            text = visible(text)
+        return [text]
     return [f"{printable(prompts[c.prompt_uid])}  →  {printable(c.text)}" for c in completions]
 
 
@@ -226,8 +236,10 @@ def _converse(title: str, new: Callable[[], None], answer: Callable[[str], str])
     if asked:
         print(f"{title}: Ctrl-D ends the chat, Ctrl-C an answer, {NEW} begins a new chat", file=sys.stderr)
     while (line := _line(asked)) is not None:
-        if line:
-            attempt(new if line == NEW else partial(answer, line))
+        if line == NEW:
+            attempt(new)
+        elif line:
+            attempt(partial(answer, line))
 
 
 def _show(piece: str) -> None:
@@ -249,27 +261,23 @@ class EpisodeTalk:
 
     def run(self) -> None:
         """Chat until the input ends."""
+        title = self.title
         if self.tools:
-            tools = f" with {', '.join(sorted(self.tools))}"
-        else:
-            tools = ""
-        _converse(f"{self.title}{tools}", self.chat.new, self._answer)
+            title += f" with {', '.join(sorted(self.tools))}"
+        _converse(title, self.chat.new, self._answer)
 
     def _answer(self, line: str) -> str:
         """Let the model answer, and name the limit that cut the answer off."""
         cut = self.chat.ask(line)
+        if not cut:
+            return ""
         if cut == "turns":
             return f"cut off at episode.turns {self.settings.turns}"
         if cut == "context":
             return "cut off: the context is full"
-        most = None
         if self.length >= self.sampling.max_tokens:
-            most = self.sampling.max_tokens
-        if most:
-            limit = f"--max-tokens {most}"
-        else:
-            limit = f"episode.tokens {self.settings.tokens}"
-        return f"cut off at {limit}" if cut else ""
+            return f"cut off at --max-tokens {self.sampling.max_tokens}"
+        return f"cut off at episode.tokens {self.settings.tokens}"
 
     # ---- events of the chat ------------------------------------------------------------------------------------------
 
@@ -282,9 +290,8 @@ class EpisodeTalk:
     def turn(self, turn: PlayedTurn) -> None:
         print(flush=True)
         self.length = len(turn.completion.tokens)
-        self._print(
-            answer_lines(turn.calls, [(answer.message["role"], answer.message["content"]) for answer in turn.answers])
-        )
+        messages = [answer.message for answer in turn.answers]
+        self._print(answer_lines(turn.calls, [(message["role"], message["content"]) for message in messages]))
 
     def over(self, reward: float | None) -> None:
         gained = "" if reward is None else f": reward {reward:g}"
@@ -292,7 +299,9 @@ class EpisodeTalk:
 
     def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
-            print(f"\x1b[2m{line}\x1b[0m" if self.dim else line, flush=True)
+            if self.dim:
+                line = f"\x1b[2m{line}\x1b[0m"
+            print(line, flush=True)
 
 
 def _line(asked: bool) -> str | None:
@@ -318,11 +327,11 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:
         given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
-    if inference.tools is None:
-        world = []
-    else:
-        world = [f"task.tools=[{inference.tools}]"]
-    world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
+    world = []
+    if inference.tools is not None:
+        world.append(f"task.tools=[{inference.tools}]")
+    if inference.environment is not None:
+        world.append(f"task.environment={inference.environment}")
     recipe: Any = {}
     plays = bool(world)
     longest = inference.max_length
@@ -342,8 +351,10 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         refuse_checkpoint(model, inference.checkpoint)
         fetch_demo_model(model)
         path = model
-        # rows are read only by an environment of the command line, which needs only their numbers
-        world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
+        if inference.environment:  # it alone reads rows, and only their numbers
+            world += ["task.kind=seeds", "task.count=1000000"]
+        else:
+            world.append("task.kind=arithmetic")
     if dtype == "auto":
         dtype = engine_dtype(stored)
     if not plays:
@@ -385,17 +396,15 @@ def inference_sampling(inference: Inference, max_tokens: int, played: PlayedConf
     Raises:
         FieldError: names the option as the user wrote it.
     """
-    if played is None:
-        usual = Sampling(max_tokens=max_tokens)
-    else:
-        usual = played.sampling
+    usual = Sampling(max_tokens=max_tokens) if played is None else played.sampling
+    most = usual.max_tokens if inference.max_tokens is None else inference.max_tokens
     try:
         return Sampling(
             temperature=inference.temperature,
             top_k=inference.top_k,
             top_p=inference.top_p,
             min_p=inference.min_p,
-            max_tokens=usual.max_tokens if inference.max_tokens is None else inference.max_tokens,
+            max_tokens=most,
             stop=tuple(inference.stop or usual.stop),
         )
     except FieldError as error:

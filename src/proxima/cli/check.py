@@ -86,30 +86,31 @@ def check_run(folder: str, *, as_json: bool) -> int:
         print_json({"folder": folder, "damaged": len(damaged), "files": [vars(finding) for finding in findings]})
         return int(bool(damaged))
     for finding in findings:
-        if finding.detail:
-            detail = f"  {visible(finding.detail)}"
-        else:
-            detail = ""
         status = "DAMAGED" if finding.status == "damaged" else finding.status
-        print(f"{finding.kind:<17}{status:<12}{detail}" + (f"; {finding.remedy}" if finding.remedy else ""))
+        line = f"{finding.kind:<17}{status:<12}"
+        if finding.detail:
+            line += f"  {visible(finding.detail)}"
+        if finding.remedy:
+            line += f"; {finding.remedy}"
+        print(line)
     print(f"{len(damaged)} damaged" if damaged else "no damage")
     return int(bool(damaged))
 
 
 def show(result: "LawResult") -> None:
     """Print a result: `passed   masked_nan`, `FAILED   scale (kl): …`; for a variant, only a failure."""
-    if result.variant:
-        name = f"{result.law.name} ({result.variant})"
-    else:
-        name = result.law.name
+    law = result.law
+    name = f"{law.name} ({result.variant})" if result.variant else law.name
     if result.status == "FAILED":
-        if result.law.cure and not result.detail.startswith("as "):
-            cure = f"\n         cure: {result.law.cure}"
-        else:
-            cure = ""
-        print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}{cure}", flush=True)
+        text = f"FAILED   {name}: {result.detail}\n         so {law.consequence}"
+        if law.cure and not result.detail.startswith("as "):
+            text += f"\n         cure: {law.cure}"
+        print(text, flush=True)
     elif not result.variant:
-        print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)
+        text = f"{result.status:<8} {name}"
+        if result.detail:
+            text += f": {result.detail}"
+        print(text, flush=True)
 
 
 COMMAND = check_target

@@ -5,6 +5,7 @@ import difflib
 import importlib
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NoReturn
 
 from proxima.cli.parameters import Command, add_command, bound, option_strings
@@ -39,7 +40,9 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
 
 
 # other distributions: other frameworks' files, forecasts, training as a service
-PEERS, PLAN, TINKER = "proxima-peers", "proxima-plan", "proxima-tinker"
+PEERS = "proxima-peers"
+PLAN = "proxima-plan"
+TINKER = "proxima-tinker"
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "try": {
         "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
@@ -72,7 +75,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     },
     "plan": {"plan": (PLAN, "forecast memory and time, here or on other devices")},
 }
-COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+COMMANDS = dict(chain.from_iterable(group.items() for group in GROUPS.values()))
 
 
 class Parser(argparse.ArgumentParser):
@@ -113,9 +116,10 @@ class CommandFormatter(argparse.RawDescriptionHelpFormatter):
             else:
                 lines.append(line)
         wide = min(width, WIDTH)
-        return "\n".join(
-            line if _is_command(line) else textwrap.fill(line, wide, break_on_hyphens=False) for line in lines
-        )
+        for i, line in enumerate(lines):
+            if not _is_command(line):
+                lines[i] = textwrap.fill(line, wide, break_on_hyphens=False)
+        return "\n".join(lines)
 
 
 def _is_command(line: str) -> bool:

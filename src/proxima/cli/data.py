@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,9 +82,8 @@ def prepare_source(
 
     parts = _parts(source)
     for part in parts:  # before anything is read
-        prompt_template.resolve_template(
-            options.template if options.template is not None else part.template, options.system
-        )
+        template = part.template if options.template is None else options.template
+        prompt_template.resolve_template(template, options.system)
     given = dict(_named_place(parts, text) for text in places)
     requests = [(part, folder, part.name in given or not part.optional) for part, folder in _folders(parts, given, out)]
     for _, folder, required in requests:
@@ -103,13 +103,14 @@ def prepare_source(
                 raise
             missing.append(str(problem))
             continue
+        eval_sets = pipeline.eval_sets_for(folder, made, against) if part.side == "train" else []
         with _progress(folder) as progress:
             prepared = pipeline.prepare(
                 part,
                 files,
                 folder,
                 options,
-                eval_sets=pipeline.eval_sets_for(folder, made, against) if part.side == "train" else (),
+                eval_sets=eval_sets,
                 command=command,
                 overwrite=overwrite,
                 dry_run=dry_run,
@@ -143,7 +144,7 @@ def _parts(name: str) -> tuple[Part, ...]:
 
     if name in SOURCES:
         return SOURCES[name]
-    alone = {part.name: (replace(part, optional=False),) for parts in SOURCES.values() for part in parts}
+    alone = {part.name: (replace(part, optional=False),) for part in chain.from_iterable(SOURCES.values())}
     if name not in alone:
         raise one_problem("source", suggestion(name, {*SOURCES, *alone}), name, "command line")
     return alone[name]
@@ -156,12 +157,14 @@ def _folders(parts: Sequence[Part], given: Collection[str], out: Path | None) ->
         if given and part.name not in given and main is None:
             continue  # one year of the AIME was named, the other was not asked for
         if out is None:
-            above = DATA
+            folder = DATA / part.name
         elif main is None:
-            above = out.expanduser()
+            folder = out.expanduser() / part.name
+        elif part is main:
+            folder = out.expanduser()
         else:
-            above = out.expanduser().parent
-        yield part, out.expanduser() if out is not None and part is main else above / part.name
+            folder = out.expanduser().parent / part.name
+        yield part, folder
 
 
 def _main(parts: Sequence[Part]) -> Part | None:
@@ -202,7 +205,9 @@ def _command(
     for name, value in ({"subset": subset, "revision": revision} | vars(options)).items():
         if value != defaults.get(name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words if against is None else [*words, "--against", *against])
+    if against is not None:
+        words += ["--against", *against]
+    return shlex.join(words)
 
 
 def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_json: AsJson = False) -> int:
@@ -210,7 +215,8 @@ def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_j
     from proxima.prepare.dataset_card import verify_folder
 
     folders = {name: verify_folder(Path(name).expanduser()) for name in folder}
-    bad = sum(status != "same" for files in folders.values() for status in files.values())
+    statuses = chain.from_iterable(files.values() for files in folders.values())
+    bad = sum(status != "same" for status in statuses)
     if as_json:
         print_json({"bad": bad, "folders": folders})
     else:
@@ -237,7 +243,9 @@ def inspect_episode(
     paths, notes, failure = scripted_episode(recipe, override, say, row)
     if as_json:
         return print_json({"notes": notes, "failure": failure, "paths": paths})
-    _print(paths, [*notes, *([f"the episode failed: {failure}"] if failure else [])])
+    if failure:
+        notes = [*notes, f"the episode failed: {failure}"]
+    _print(paths, notes)
     return None
 
 

@@ -66,11 +66,13 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     installed = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
     missing = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, v in facts["optional"].items() if not v]
     devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
-    memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
+    memory = facts["memory_bytes"]
+    gemm = facts["gemm_gflops"]
     shown = "unknown"
     if memory["total"] is not None:
         shown = f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
-    one, layer = ", x W", ""
+    one = ", x W"
+    layer = ""
     if gemm["device"] == "cpu":  # two measurements, which may differ
         one = f", x W alone, on {counted(facts['threads'], 'thread')}"
         layer = " (the products of a layer, forward and backward, on one core; this decides, not gemm)"

@@ -116,7 +116,8 @@ def fact_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif name == "sizes":
             yield "sizes", ", ".join(f"{part} {size}" for part, size in value.items()) or "not reported by the server"
         elif name == "log_probs":
-            yield "log-probs", "none" if value is None else f"{value}: {LOG_PROBS[value]}"
+            text = "none" if value is None else f"{value}: {LOG_PROBS[value]}"
+            yield "log-probs", text
         else:
             yield name.replace("_", " "), _text(name, value)
 

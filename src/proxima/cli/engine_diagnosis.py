@@ -86,29 +86,30 @@ def _conclusion(found: Diagnosis) -> Iterator[str]:
         if row is None or row.less is None:
             yield f"found      {name}"
             continue
-        cost = ""
+        line = f"found      {row.what}: {name}: less by {_interval(row.less)}"
         if row.rate is not None and found.recipe.rate:
-            cost = f", at {row.rate / found.recipe.rate:.2f} × the tokens a second"
+            line += f", at {row.rate / found.recipe.rate:.2f} × the tokens a second"
         if row.fields:
-            fields = f"; set {shlex.join(row.fields)}"
-        else:
-            fields = ""
-        yield f"found      {row.what}: {name}: less by {_interval(row.less)}{cost}{fields}"
+            line += f"; set {shlex.join(row.fields)}"
+        yield line
     yield "           then diagnose again: a small cause hides behind a large one"
 
 
 def _cells(row: SettingRow, recipe: SettingRow) -> dict[str, str]:
     sampled = row.sampled
     assert sampled is not None
+    scored = "–" if row.scored is None else _interval(row.scored.mean)
+    less = "" if row is recipe or row.less is None else _interval(row.less)
+    rate = "–" if row.rate is None else f"{row.rate:,.0f}"
     return {
         "setting": f"{row.what}: {row.name}",
-        "scored": "–" if row.scored is None else _interval(row.scored.mean),
+        "scored": scored,
         "sampled": _interval(sampled.mean),
         "ρ": _interval(sampled.signed),
         "p99": _interval(sampled.p99),
         "an answer": _interval(sampled.answer),
-        "less by": "" if row is recipe or row.less is None else _interval(row.less),
-        "tokens/s": "–" if row.rate is None else f"{row.rate:,.0f}",
+        "less by": less,
+        "tokens/s": rate,
     }
 
 

@@ -19,7 +19,9 @@ from proxima.cli.parameters import FORMAT, Argument, chosen_format
 from proxima.data import FieldError, UserError
 from proxima.system.user_files import FILE
 
-QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the options in `--help`
+QUESTIONS = "questions"  # groups of the options in `--help`
+SAMPLING = "sampling"
+OUTPUT = "output"
 OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
 TASK = "aime24, aime25, aime26, amc23, gsm8k, math500; several with commas between them"
 DATA = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
@@ -106,7 +108,8 @@ def _recipe_and_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
     recipes = [word for word in words if "=" not in word and not word.startswith(FILE)]
     if len(recipes) > 1:
         raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
-    return (recipes[0] if recipes else None), [word for word in words if word not in recipes]
+    recipe = recipes[0] if recipes else None
+    return recipe, [word for word in words if word not in recipes]
 
 
 def _ks(text: str) -> tuple[int, ...]:

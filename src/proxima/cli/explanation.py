@@ -5,6 +5,7 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
@@ -29,7 +30,9 @@ from proxima.task.mix import held_out_part, sources_of
 from proxima.task.protocol import Rows
 from proxima.view.formatting import output_width
 
-VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
+VALUE_WIDTH = 36  # columns of a value
+WIDTH = 100  # columns of the summary at most
+INDENT = " " * 9  # before its texts
 
 
 def explain_recipe(
@@ -76,13 +79,11 @@ def text_of(
     remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)]
     columns = min(width or WIDTH, WIDTH)
-    summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
+    lines = chain.from_iterable(block.splitlines() for block in [*blocks, *remarks])
+    summary = "\n".join(_wrapped(line, columns) for line in lines)
     header = laid_out(header_of(resolved.recipe), columns)
     entries = resolved.entries
-    if everything:
-        values = values_table(entries, width)
-    else:
-        values = differing_values(entries, columns)
+    values = values_table(entries, width) if everything else differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
 
 
@@ -109,7 +110,10 @@ def sent_by(config: Any) -> list[str]:
 
 def header_of(recipe: str | None) -> str:
     """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
-    if recipe is None or not (file := find_recipe(recipe)).is_file():
+    if recipe is None:
+        return ""
+    file = find_recipe(recipe)
+    if not file.is_file():
         return ""
     lines = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -130,7 +134,8 @@ def laid_out(comment: str, width: int) -> str:
     """Wrap a recipe's comment to `width` columns. Texts beside a word stay in their column, rows of tables stay as they
     are, and so do commands; a remark after a command that has no room for it is put above."""
     lines: list[str] = []  # printed
-    paragraph, hang = "", 0  # not yet printed, with the column of its continuation
+    paragraph = ""  # not yet printed
+    hang = 0  # the column of its continuation
     for line in [*comment.splitlines(), ""]:
         column = COLUMNS.fullmatch(line)
         goes_on = not paragraph and bool(lines) and lines[-1].endswith("\\")
@@ -140,7 +145,8 @@ def laid_out(comment: str, width: int) -> str:
         if paragraph and line and not (column or command or row) and indent == hang:
             paragraph += f" {line.strip()}"
             continue
-        lines += [_wrapped(paragraph, width, " " * hang)] if paragraph else []
+        if paragraph:
+            lines.append(_wrapped(paragraph, width, " " * hang))
         paragraph = ""
         code, mark, remark = line.partition("  # ")
         if command and mark and len(line) > width:
@@ -160,7 +166,8 @@ def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     path = max((len(row[0]) for row in rows), default=0)
     value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
     left = f"{len(entries) - len(rows)} more values have their defaults; --all shows them, with the meaning of each"
-    word = max((len(word) for row in rows for word in row[2].split()), default=0)
+    words = chain.from_iterable(source.split() for _, _, source in rows)
+    word = max(map(len, words), default=0)
     gap = " " * max(min(path + value + 4, width - word), 0)  # so that no path of a file is broken
     lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
     return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])
@@ -175,8 +182,10 @@ def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> 
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
     rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]
     path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
-    lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
-    return "\n".join(line if width is None else truncated(line, width) for line in lines)
+    lines = [f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows]
+    if width is not None:
+        lines = [truncated(line, width) for line in lines]
+    return "\n".join(lines)
 
 
 def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
@@ -195,10 +204,8 @@ def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
     if not isinstance(config, RunConfig):
         return f"{family_name(config):<9}{what}; {held_out}"
     if config.reward:
-        reward = f", rewarded by {named('reward')}"
-    else:
-        reward = ""
-    first = f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
+        what += f", rewarded by {named('reward')}"
+    first = f"train    {algorithm_name(config)}: {what}; {held_out}"
     return "\n".join([first, *source_lines(config), *form_lines(config)])
 
 
@@ -213,11 +220,7 @@ def source_lines(config: RunConfig) -> list[str]:
         rewards = " + ".join(as_reward(spec).label for spec in source.reward or config.reward)
         played = "answered once"
         if source.played:
-            given = source.play.environment or source.play.tools
-            if isinstance(given, Mapping):
-                kind = given["kind"]
-            else:
-                kind = given
+            kind = _kind_of(source.play.environment or source.play.tools)
             name = kind if isinstance(kind, str) else ", ".join(kind)
             played = f"played in {name}, {limits.turns} turns at most"
         length = f"{sampling.max_tokens} tokens each at temperature {sampling.temperature:g}"
@@ -228,13 +231,17 @@ def source_lines(config: RunConfig) -> list[str]:
 def form_lines(config: RunConfig) -> list[str]:
     """With agents, what becomes of a form that they ask an answer to have; else nothing."""
     played = [source.play.environment for source in sources_of(config.task) if source.played]
-    kinds = [given["kind"] if isinstance(given, Mapping) else given for given in played]
-    if all(agent_class(kind) is None for kind in kinds):
+    if all(agent_class(_kind_of(environment)) is None for environment in played):
         return []
     asked = "a form that they ask for (response_format and the like)"
     if getattr(config.engine, "grammars", False):
         return [f"agents   {asked} is kept by the engine's grammar; the tokens of such an answer are not trained"]
     return [f"agents   {asked} is refused by name: the engine has no grammars"]
+
+
+def _kind_of(environment: Any) -> Any:
+    """The kind of an environment, which may be written with further fields."""
+    return environment["kind"] if isinstance(environment, Mapping) else environment
 
 
 def _nothing(task: Any, rows: Rows | None) -> str:
@@ -250,13 +257,12 @@ def _nothing(task: Any, rows: Rows | None) -> str:
 
 
 def _batch_block(estimate: BatchArithmetic) -> str:
-    batch, longest = estimate.batch, estimate.prompt
+    batch = estimate.batch
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
         return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
-    if longest is None:
-        prompt = f"prompts are assumed to have {ASSUMED_PROMPT} tokens, as a note says"
-    else:
-        prompt = f"prompts have up to {longest:,} tokens"
+    prompt = f"prompts are assumed to have {ASSUMED_PROMPT} tokens, as a note says"
+    if estimate.prompt is not None:
+        prompt = f"prompts have up to {estimate.prompt:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"

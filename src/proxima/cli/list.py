@@ -7,6 +7,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,9 +56,8 @@ def _names(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
         kinds = ", ".join(facts["kinds"])
         first = f"{name:<{width}}  "
         indent = " " * (width + 2)
-        yield from textwrap.wrap(
-            kinds, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
-        ) or [name]
+        lines = textwrap.wrap(kinds, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+        yield from lines or [name]
     yield "\nproxima list SLOT or KIND: what each does, with its fields; recipes: those that come with proxima"
 
 
@@ -69,8 +69,10 @@ def _named(name: str, slots: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
     holding = {slot: facts for slot, facts in slots.items() if name in facts["kinds"]}
     if holding:
         return {slot: facts | {"kinds": {name: facts["kinds"][name]}} for slot, facts in holding.items()}
-    kinds = [kind for facts in slots.values() for kind in facts["kinds"]]
-    known = [*slots, "recipes", "schema", *(kinds if nearest(name, kinds) else ())]
+    kinds = list(chain.from_iterable(facts["kinds"] for facts in slots.values()))
+    known = [*slots, "recipes", "schema"]
+    if nearest(name, kinds):
+        known += kinds
     raise UserError(f"no slot or kind {name!r}", remedy=suggestion(name, known))
 
 
@@ -81,8 +83,8 @@ def _fitted(line: str, whole: bool = True) -> str:
     if len(line) <= width or not whole:
         return truncated(line, width)
     gaps = [gap.end() for gap in re.finditer(r"\S {2,}", line) if gap.end() <= width // 2]
-    indent = " " * (gaps[-1] if gaps else 6)
-    return "\n".join(textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False))
+    column = gaps[-1] if gaps else 6
+    return "\n".join(textwrap.wrap(line, width, subsequent_indent=" " * column, break_on_hyphens=False))
 
 
 def list_recipes(*, as_json: bool = False) -> None:
@@ -107,25 +109,30 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
     width = max((len(kind) for kind in slot["kinds"]), default=0)
     for kind, facts in slot["kinds"].items():
         declared = facts["fields"]
-        lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(declared)}")
+        line = f"  {kind:<{width}}  {facts['summary']}"
         if fields:
-            lines.extend(_field_lines(declared))
+            lines += [line, *_field_lines(declared)]
+        else:
+            lines.append(line + _defaults(declared))
     return "\n".join(lines)
 
 
-def _values(fields: dict[str, Any]) -> dict[str, str]:
-    return {n: "required" if "required" in fact else in_one_line(fact["default"]) for n, fact in fields.items()}
-
-
 def _defaults(fields: dict[str, Any]) -> str:
-    values = _values(fields)
-    shown = ", ".join(name if "required" in fields[name] else f"{name}={value}" for name, value in values.items())
-    return f"  ({shown})" if shown else ""
+    shown = []
+    for name, fact in fields.items():
+        if "required" in fact:
+            shown.append(name)
+        else:
+            shown.append(f"{name}={in_one_line(fact['default'])}")
+    return f"  ({', '.join(shown)})" if shown else ""
 
 
 def _field_lines(fields: dict[str, Any]) -> Iterator[str]:
-    values = _values(fields)
-    width, value_width = (max(map(len, texts), default=0) for texts in (values, values.values()))
+    values: dict[str, str] = {}
+    for name, fact in fields.items():
+        values[name] = "required" if "required" in fact else in_one_line(fact["default"])
+    width = max(map(len, values), default=0)
+    value_width = max(map(len, values.values()), default=0)
     for name, value in values.items():
         yield f"      {name:<{width}}  {value:<{value_width}}  {fields[name]['help']}".rstrip()
 

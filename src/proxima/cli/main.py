@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         enter_utf8()
     _prepare_process()
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run

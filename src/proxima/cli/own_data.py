@@ -130,15 +130,18 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         read = usable_rows(data, rows, columns)
     grading = grading_of([row.answer for row in read])
     parts = held_out_share(rows)
+    path = data
+    if not os.path.isabs(data) and not data.startswith("~"):
+        path = os.path.relpath(data, folder)
     values = {
         "data": printable(data),
         "model": written(model),
         "kind": kind,
-        "path": written(data if os.path.isabs(data) or data.startswith("~") else os.path.relpath(data, folder)),
+        "path": written(path),
         "prompt": prompt_line(columns, present),
         "answer": written(columns.answer),
         "held_out": parts.line,
-        "system": "null" if grading.system is None else grading.system,
+        "system": grading.system or "null",
         "function": grading.function,
         "max_tokens": f"{grading.max_tokens:<17} # {grading.why}",
         "prompts": str(min(8, parts.trained)),
@@ -230,13 +233,18 @@ def find_columns(data: str, first: Mapping[str, Any], question: str | None, answ
     """
     require_present(data, first, {"question": question, "answer": answer})
     names = {column_key(name): name for name in first}
-    asked = question or next((names[name] for name in QUESTIONS if name in names), None)
-    right = answer or next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
+    asked = question
+    if not asked:
+        asked = next((names[name] for name in QUESTIONS if name in names), None)
+    right = answer
+    if not right:
+        right = next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
     if answer is None:
         refuse_other_training(data, first, asked, right)
     left = [name for name in first if name not in (asked, right)]
     if len(first) == 2 and len(left) == 1:  # one of two was found: the other one is the other one
-        asked, right = asked or left[0], right or left[0]
+        asked = asked or left[0]
+        right = right or left[0]
     if asked is None or right is None:
         require_header(data, first)
         missing = [what for what, name in (("question", asked), ("answer", right)) if name is None]
@@ -247,8 +255,9 @@ def find_columns(data: str, first: Mapping[str, Any], question: str | None, answ
         return QuestionAndAnswer("question", "{instruction}\n{input}", right)
     if right == "reward_model" and answer is None:  # verl's
         right = "reward_model.ground_truth"
-    is_messages = is_chat(first.get(asked)) or _is_shared_chat(first.get(asked))
-    return QuestionAndAnswer("messages" if is_messages else "question", asked, right)
+    if is_chat(first.get(asked)) or _is_shared_chat(first.get(asked)):
+        return QuestionAndAnswer("messages", asked, right)
+    return QuestionAndAnswer("question", asked, right)
 
 
 def require_present(data: str, first: Mapping[str, Any], given: Mapping[str, str | None]) -> None:
@@ -256,12 +265,10 @@ def require_present(data: str, first: Mapping[str, Any], given: Mapping[str, str
     for what, name in given.items():
         if name is None or "{" in name or name in first or name.partition(".")[0] in first:
             continue
-        near = suggestion(name, first)
-        if near.startswith("known: "):
-            also = ""
-        else:
-            also = f" columns: {', '.join(first)}"
-        raise UserError(f"--{what}={name!r} names no column of {data}", remedy=f"{near}{also}")
+        remedy = suggestion(name, first)
+        if not remedy.startswith("known: "):  # which lists the columns
+            remedy += f" columns: {', '.join(first)}"
+        raise UserError(f"--{what}={name!r} names no column of {data}", remedy=remedy)
 
 
 def require_header(data: str, first: Mapping[str, Any]) -> None:
@@ -275,19 +282,19 @@ def refuse_other_training(data: str, first: Mapping[str, Any], asked: str | None
     """Raise UserError, with the command that trains on it, for a file of another kind of training: completions with
     labels, or, without an answer, preference pairs or chats that end with one."""
     names = {column_key(name): name for name in first}
-    if asked is None or asked in (names.get("chosen"), names.get("rejected")):
+    prompt = asked or ""
+    if asked in (names.get("chosen"), names.get("rejected")):
         prompt = ""
-    else:
-        prompt = asked
-    chat = prompt and (is_chat(first[prompt]) or _is_shared_chat(first[prompt]))
-    mapped = {"messages" if chat else "question": prompt}
+    chat = bool(prompt) and (is_chat(first[prompt]) or _is_shared_chat(first[prompt]))
+    mapped = {"messages": prompt} if chat else {"question": prompt}
     if prompt and {"completion", "label"} <= names.keys() and isinstance(first[names["label"]], bool):
         more = ["preference.loss=kto", *renamed_columns(names, "completion", "label")]
         raise _trained_by(data, "completions with labels, for KTO", PAIRS_RECIPE, mapped, more)
     if right is not None:
         return
     if {"chosen", "rejected"} <= names.keys():
-        mapped = mapped if prompt else {"messages": names["chosen"]}
+        if not prompt:
+            mapped = {"messages": names["chosen"]}
         what = "preference pairs, for DPO or a reward model, and has no column with an answer"
         raise _trained_by(data, what, PAIRS_RECIPE, mapped, renamed_columns(names, "chosen", "rejected"))
     if prompt and chat and _ends_with_answer(first[prompt]):
@@ -334,8 +341,9 @@ def usable_rows(data: str, rows: Rows, columns: QuestionAndAnswer) -> list[Row]:
 
 def some_rows(rows: Rows) -> list[Row]:
     """Return at most `READ` rows, evenly spaced."""
-    numbers = range(len(rows)) if len(rows) <= READ else [i * len(rows) // READ for i in range(READ)]
-    return [rows[number] for number in numbers]
+    if len(rows) <= READ:
+        return [rows[number] for number in range(len(rows))]
+    return [rows[i * len(rows) // READ] for i in range(READ)]
 
 
 def require_answers(data: str, column: str, rows: Sequence[Row]) -> None:
@@ -351,7 +359,10 @@ def require_answers(data: str, column: str, rows: Sequence[Row]) -> None:
 
 def grading_of(answers: Sequence[Any]) -> Grading:
     """Choose the reward for answers such as these: numbers, a few words, solutions that end in a number, or texts."""
-    texts = [str(part) for answer in answers for part in (answer if isinstance(answer, list) else [answer])]
+    texts: list[str] = []
+    for answer in answers:
+        accepted = answer if isinstance(answer, list) else [answer]
+        texts += map(str, accepted)
     most = max(map(len, texts), default=0)
     tokens = min(LONGEST, 8 * (2 + most // 16))
     why = f"the longest answer has {most:,} characters"
@@ -415,8 +426,6 @@ def written(text: str) -> str:
 
 
 def excerpt_of(value: Any) -> str:
-    if isinstance(value, str):
-        text = value
-    else:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-    return repr(printable(text, 60))
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    return repr(printable(value, 60))

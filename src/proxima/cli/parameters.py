@@ -64,17 +64,19 @@ def add_command(parser: argparse.ArgumentParser, command: Command) -> None:
 
 def option_strings(parser: argparse.ArgumentParser) -> list[str]:
     """The options of a command and of its actions, as they are typed."""
-    options = [word for action in parser._actions for word in action.option_strings]
-    tables = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return options + [word for table in tables for below in table.values() for word in option_strings(below)]
+    options: list[str] = []
+    for action in parser._actions:
+        options += action.option_strings
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                options += option_strings(below)
+    return options
 
 
 def bound(command: Command, arguments: argparse.Namespace) -> Callable[[], int | None]:
     """A command with the arguments that `add_command` added; it returns its exit code."""
-    if isinstance(command, Mapping):
-        function = command[arguments.action]
-    else:
-        function = command
+    function = command[arguments.action] if isinstance(command, Mapping) else command
     return partial(function, **_values(function, arguments))
 
 
@@ -83,7 +85,9 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]
     groups: dict[str, Any] = {}
     for parameter in _parameters(function):
         hint, argument = get_args(parameter.annotation)
-        default = list(parameter.default) if argument.words == "append" else parameter.default
+        default = parameter.default
+        if argument.words == "append":
+            default = list(default)
         added: dict[str, Any] = {"help": argument.help, "default": default, **_of_type(hint, argument)}
         if argument.metavar is not None:
             added["metavar"] = argument.metavar
@@ -103,17 +107,19 @@ def _values(function: Callable[..., Any], arguments: argparse.Namespace) -> dict
     values = {}
     for name, parameter in inspect.signature(function).parameters.items():
         options = parameter.annotation
-        held = is_dataclass(options)
-        values[name] = options(**_values(options, arguments)) if held else getattr(arguments, name)
+        if isinstance(options, type) and is_dataclass(options):
+            values[name] = options(**_values(options, arguments))
+        else:
+            values[name] = getattr(arguments, name)
     return values
 
 
 def _parameters(function: Callable[..., Any]) -> Iterator[inspect.Parameter]:
     """Yield the parameters of a function; a dataclass is replaced by the parameters of its fields."""
     for parameter in inspect.signature(function).parameters.values():
-        held = is_dataclass(parameter.annotation)
-        if held:
-            yield from _parameters(parameter.annotation)
+        options = parameter.annotation
+        if isinstance(options, type) and is_dataclass(options):
+            yield from _parameters(options)
         else:
             yield parameter
 
@@ -123,8 +129,12 @@ def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str
     name = argument.group or argument.exclusive
     if name is None:
         return parser
-    if name not in groups:
-        groups[name] = parser.add_argument_group(name) if argument.group else parser.add_mutually_exclusive_group()
+    if name in groups:
+        return groups[name]
+    if argument.group:
+        groups[name] = parser.add_argument_group(name)
+    else:
+        groups[name] = parser.add_mutually_exclusive_group()
     return groups[name]
 
 
@@ -135,15 +145,18 @@ def _of_type(hint: Any, argument: Argument) -> dict[str, Any]:
         return {"action": "store_true"}
     if get_origin(hint) is Literal and argument.read is None:
         return {"choices": get_args(hint)}
-    if get_origin(hint) is Sequence:
-        read = get_args(hint)[0]
-    else:
-        read = hint
-    made: dict[str, Any] = {"type": argument.read or (partial(_number, read) if read in (int, float) else read)}
+    read = get_args(hint)[0] if get_origin(hint) is Sequence else hint
+    if argument.read is not None:
+        read = argument.read
+    elif read in (int, float):
+        read = partial(_number, read)
+    made: dict[str, Any] = {"type": read}
     if argument.choices:
         made["choices"] = argument.choices
-    if argument.words is not None:
-        made |= {"action": "append"} if argument.words == "append" else {"nargs": argument.words}
+    if argument.words == "append":
+        made["action"] = "append"
+    elif argument.words is not None:
+        made["nargs"] = argument.words
     return made
 
 
@@ -151,7 +164,8 @@ def _number(read: Callable[[str], Any], text: str) -> Any:
     try:
         return read(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a {'whole number' if read is int else 'number'}") from None
+        expected = "whole number" if read is int else "number"
+        raise argparse.ArgumentTypeError(f"{text!r} must be a {expected}") from None
 
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
@@ -198,7 +212,8 @@ def truncated(text: str, width: int) -> str:
 
 
 CHATS = ("messages", "conversations")  # which may end with the completion
-PROMPT, COMPLETION = ("prompt", "question", *CHATS), ("completion", "text", "response")  # the first one present
+PROMPT = ("prompt", "question", *CHATS)  # the first one present
+COMPLETION = ("completion", "text", "response")
 ANSWER = "what rewards compare with; default: answer, if present"
 JSON_COLUMN = "column whose texts are JSON, such as a list of right answers; repeatable"
 
@@ -221,7 +236,8 @@ DTYPE = "of the engine's matrix products and cache; auto: the run's own, or the 
 MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
 TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
 ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
-SAMPLING, WORLD = "sampling", "tools and environment"  # titles of options in `--help`
+SAMPLING = "sampling"  # titles of options in `--help`
+WORLD = "tools and environment"
 
 
 @dataclass(frozen=True, kw_only=True)

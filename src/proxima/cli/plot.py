@@ -144,7 +144,8 @@ def _write(figure: Drawing, out: str) -> None:
     """Write the figure and print its path, with `(replaced)` if the file existed."""
     file = Path(out)
     replaced = file.is_file()
-    print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")
+    written = write_figure(figure, file)
+    print(f"{written} (replaced)" if replaced else written)
 
 
 COMMAND = {"surrogate": surrogates_figure, "threshold": threshold_figure, "divergence": divergence_figure}

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ from proxima.config.resolved import Resolved
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.data import FieldError, UserError, require
 from proxima.data.episode import Episode
+from proxima.data.errors import counted
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.data.kinds import Slot
@@ -86,10 +88,12 @@ def score_texts(
         labels: Labels | None = None
         if label is not None:
             texts, labels = split_labels(texts, label, file)
+        completions = chain.from_iterable(several for _, several in texts)
+        counts = model is not None or any(len(completion.tokens) for completion in completions)
         with without_progress_bars():
-            counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
             groups, rewards = score(resolved.config, texts, file, counts_tokens=counts)
-    return ScoredTexts(groups, rewards, None if labels is None else agreement(groups, labels))
+    agrees = None if labels is None else agreement(groups, labels)
+    return ScoredTexts(groups, rewards, agrees)
 
 
 def write_scores(out: Path, scored: ScoredTexts, file: str) -> None:
@@ -154,8 +158,10 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
+    if not file.exists():
+        raise UserError(f"{file} does not exist")
     if not file.is_file():
-        raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is a folder; name a file in it")
+        raise UserError(f"{file} is a folder; name a file in it")
     task = Files(path=str(file))
     try:
         present = task.columns()
@@ -166,9 +172,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
             asked_by = {"prompt": chosen("prompt", columns.prompt, PROMPT, present, file)}
         prompt = asked_by.get("prompt", asked_by.get("messages", ""))
         whole = prompt in CHATS and columns.completion is None and not any(name in present for name in COMPLETION)
-        if whole:
-            completion = ""
-        else:
+        completion = ""
+        if not whole:
             completion = chosen("completion", columns.completion, COMPLETION, present, file)
         if columns.answer:
             answer = chosen("answer", columns.answer, (), present, file)
@@ -180,7 +185,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
-    texts, groups = list[tuple[Prompt, list[Completion]]](), dict[int, tuple[Prompt, list[Completion]]]()
+    texts: list[tuple[Prompt, list[Completion]]] = []
+    groups: dict[int, tuple[Prompt, list[Completion]]] = {}
     for number in range(len(rows)):
         row = rows[number]
         place = f"{file}, row {number}"
@@ -198,7 +204,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
         else:
             answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
         if not metadata.keys() >= RECORDED:
-            texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
+            made = [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]
+            texts.append((asked, made))
             continue
         if columns.answer is None and file.suffix == ".parquet":
             of_prompt = load_json(metadata.pop("metadata", "{}"))
@@ -219,7 +226,9 @@ def of_recipe(task: Any, present: Sequence[str]) -> tuple[dict[str, str], str]:
         needed = {column for column, of in fields.items() if of == name}
         if needed and needed <= set(present):
             found = {name: getattr(task, name)}
-    return found, task.answer if task.answer is not None and task.answer in present else ANSWER
+    if task.answer is not None and task.answer in present:
+        return found, task.answer
+    return found, ANSWER
 
 
 def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completion]:
@@ -230,19 +239,19 @@ def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completi
     episode = Episode.from_json(row["episode"])
     free = [span.sampled and not span.grammar for span in episode.spans]
     own = np.repeat(free, [span.tokens for span in episode.spans]).astype(np.bool_)
-    last = row.get("turn", episode.forks) == episode.forks  # an evaluation stores no earlier paths
-    if last:
-        return [replace(made, episode=episode, sampled=own)]
-    return []
+    if row.get("turn", episode.forks) != episode.forks:  # an evaluation stores no earlier paths
+        return []
+    return [replace(made, episode=episode, sampled=own)]
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:
     """The given column, or the first of the default names; UserError if the file does not have it."""
-    column = next((name for name in (names if given is None else (given,)) if name in present), None)
-    if column is None:
-        reason = f"{file} has no column {given or names[0]!r}"
-        raise UserError(reason, remedy=f"name it with --{what} COLUMN; columns: {', '.join(present) or 'none'}")
-    return column
+    wanted = names if given is None else [given]
+    for name in wanted:
+        if name in present:
+            return name
+    reason = f"{file} has no column {given or names[0]!r}"
+    raise UserError(reason, remedy=f"name it with --{what} COLUMN; columns: {', '.join(present) or 'none'}")
 
 
 def without_answer(prompt: Prompt, place: str) -> tuple[Prompt, list[str]]:
@@ -258,10 +267,12 @@ def without_answer(prompt: Prompt, place: str) -> tuple[Prompt, list[str]]:
 def completion_texts(value: Any, place: str) -> list[str]:
     """The texts of a completion, or of a list of them; each may be a list of messages, whose last one is used."""
     several = isinstance(value, list) and bool(value) and not isinstance(value[0], dict)
+    completions = value if several else [value]
     texts = []
-    for given in value if several else [value]:
-        chat = isinstance(given, list) and bool(given) and isinstance(given[-1], dict)
-        text = given[-1].get("content") if chat else given
+    for given in completions:
+        text = given
+        if isinstance(given, list) and given and isinstance(given[-1], dict):
+            text = given[-1].get("content")
         if not isinstance(text, str):
             raise UserError(f"{place} holds {given!r:.60}, expected a text, a list of texts, or messages")
         texts.append(text)
@@ -283,7 +294,8 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
         UserError: a reward needs a missing column, counts tokens without a model, or is not ready.
     """
     prompts: Any = [prompt for prompt, _ in texts]
-    require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)
+    answers = ReferenceAnswers(name=file, rows=prompts, count=len(prompts))
+    require_columns(config.reward, answers, 0, 0)
     unanswered = all(prompt.answer is None for prompt in prompts)
     require_texts_suffice(config.reward, counts_tokens, unanswered)
     workers = max(config.runtime.reward_workers, usable_cores())
@@ -338,16 +350,18 @@ def score_rows(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion
 
 def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
     """Counts, mean, population standard deviation and range of the scores, and means of the parts; JSON values."""
-    scores = [score for group in groups for score in group.scores]
+    scores = list(chain.from_iterable(group.scores for group in groups))
     valid = [score for score in scores if score.valid]
     values = [score.value for score in valid]
-    verdicts = [s.correct for s in valid if s.correct is not None]
-    names = dict.fromkeys(name for score in valid for name in score.parts)
+    verdicts = [score.correct for score in valid if score.correct is not None]
+    names = dict.fromkeys(chain.from_iterable(score.parts for score in valid))
+    mean = fmean(values) if values else None
+    deviation = pstdev(values) if values else None
     return {
         "completions": len(scores),
         "failed": len(scores) - len(valid),
-        "mean": fmean(values) if values else None,
-        "sd": pstdev(values) if values else None,
+        "mean": mean,
+        "sd": deviation,
         "min": min(values, default=None),
         "max": max(values, default=None),
         "known": len(verdicts),
@@ -365,16 +379,15 @@ def print_scores(groups: Sequence[Group], most: int) -> int:
     several = any(len(group.completions) > 1 for group in groups)
     shown = rows[: most or None]
     names = facts["parts"] if len(facts["parts"]) > 1 else ()
-    table = [
-        {
-            "row": f"{row['row']}.{row['sample']}" if several else str(row["row"]),
-            "reward": fixed(row["value"], 3),
-            "correct": {True: "yes", False: "no", None: NONE}[row["correct"]],
-            **{printable(name): fixed(row["parts"].get(name), 3) for name in names},
-            "completion": printable(completion.text, 60),
-        }
-        for row, completion in shown
-    ]
+    verdicts = {True: "yes", False: "no", None: NONE}
+    table = []
+    for row, completion in shown:
+        number = f"{row['row']}.{row['sample']}" if several else str(row["row"])
+        line = {"row": number, "reward": fixed(row["value"], 3), "correct": verdicts[row["correct"]]}
+        for name in names:
+            line[printable(name)] = fixed(row["parts"].get(name), 3)
+        line["completion"] = printable(completion.text, 60)
+        table.append(line)
     print(table_text(table, sys.stdout, left=("completion",)))
     if len(rows) > len(shown):
         print(f"… and {len(rows) - len(shown):,} more; --rows 0 prints all")
@@ -390,12 +403,12 @@ def print_scores(groups: Sequence[Group], most: int) -> int:
 
 def summary_line(facts: dict[str, Any]) -> str:
     """`6 completions, 1 without a score: reward 0.42 (sd 0.31, 0 … 1), 3 of 5 correct`."""
+    text = counted(facts["completions"], "completion")
     if facts["failed"]:
-        failed = f", {facts['failed']:,} without a score"
-    else:
-        failed = ""
-    text = f"{facts['completions']:,} completion{'s' * (facts['completions'] != 1)}{failed}"
+        text += f", {facts['failed']:,} without a score"
     if facts["mean"] is None:
         return text
     text += f": reward {facts['mean']:.3g} (sd {facts['sd']:.3g}, {facts['min']:.3g} … {facts['max']:.3g})"
-    return text + (f", {facts['correct']:,} of {facts['known']:,} correct" if facts["known"] else "")
+    if facts["known"]:
+        text += f", {facts['correct']:,} of {facts['known']:,} correct"
+    return text

@@ -43,7 +43,8 @@ def serve_engine_of(recipe: str, overrides: Sequence[str], log: Path) -> None:
         serve, kind = serve_section(config)
         with within("engine.serve"):
             check_serve(kind, serve, model=config.model.path)
-        if remedy := model_problem(config.model.path):  # else the server would start, load its packages, and fail
+        remedy = model_problem(config.model.path)
+        if remedy:  # else the server would start, load its packages, and fail
             raise FieldError("model.path", config.model.path, remedy)
         fetch_demo_model(config.model.path)
         # reads the config alone, also of a model on the hub
@@ -126,17 +127,15 @@ def serve_scores(
     device: str,
 ) -> None:
     """Serve a reward model over HTTP until a signal stops it."""
-    if token_env is None:
-        token = ""
-    else:
-        token = bearer_token(token_env, "--token-env")
+    token = "" if token_env is None else bearer_token(token_env, "--token-env")
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, token, "token", "--token-env")
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
         with without_progress_bars():
             reward.check()
             reward.load()
-        app = ScorerApp(reward, compute := ComputeThread(), limits, token, (host, *allow_host))
+        compute = ComputeThread()
+        app = ScorerApp(reward, compute, limits, token, (host, *allow_host))
         server = BoundedServer(app.asgi, limits.read_seconds, limits.connections, app.ending)
         server.end_on_signals()
         listening.listen()  # before the line below: a client that reads it may send requests at once

@@ -48,27 +48,26 @@ def submit(
 ) -> int:
     """Submit the job and follow its output; return its exit code."""
     config = check_recipe(recipe, override)
-    if working_dir is None:
-        folder = None
-    else:
-        folder = sent_folder(working_dir, recipe, override)
-    environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
+    folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
+    environment = read_environment(runtime_env)
     words = [python or sys.executable, "-m", "proxima", "train", recipe_there(recipe, folder), *override]
-    entrypoint = "exec " + shlex.join([*words, *(["--resume"] if resume else [])])
+    if resume:
+        words.append("--resume")
+    entrypoint = f"exec {shlex.join(words)}"
     if folder is None:
         entrypoint = f"cd {shlex.quote(str(Path.cwd()))} && {entrypoint}"
+    else:
+        environment = environment | {"working_dir": str(folder)}
     client = connect(address)
     if PLACEMENTS.holds(config.placement, "local"):
         print("note: placement is local: the job computes in one process, on the cluster's head", file=sys.stderr)
     job = submit_job(client, entrypoint, environment)
-    if address:
-        where = f" --address {shlex.quote(address)}"
-    else:
-        where = ""
+    where = f" --address {shlex.quote(address)}" if address else ""
     how_to = f"`ray job logs {job} --follow{where}` follows it, `ray job stop {job}{where}` stops it"
-    print(f"job {job}" + (f"; {how_to}" if no_wait else ""), flush=True)
     if no_wait:
+        print(f"job {job}; {how_to}", flush=True)
         return 0
+    print(f"job {job}", flush=True)
     try:
         return follow_job(client, job, how_to)
     except KeyboardInterrupt:
@@ -209,7 +208,9 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         return INTERRUPTED
     if info.driver_exit_code is None and info.status.value != "SUCCEEDED":
         print(f"error: the job failed: {' '.join(str(info.message).split())}", file=sys.stderr)
-    return int(info.driver_exit_code if info.driver_exit_code is not None else info.status.value != "SUCCEEDED")
+    if info.driver_exit_code is not None:
+        return int(info.driver_exit_code)
+    return int(info.status.value != "SUCCEEDED")
 
 
 COMMAND = submit

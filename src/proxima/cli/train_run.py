@@ -40,8 +40,11 @@ def train_from_shell(
         status = summary.status
         if quiet and is_first():
             print(outcome(summary))
-    except NothingTrained as end:  # its last line says so, too
-        print(f"note: {end}" if quiet else "note: nothing was trained, so the exit code is 1", file=sys.stderr)
+    except NothingTrained as end:
+        note = "nothing was trained, so the exit code is 1"
+        if quiet:  # else the run's last line says it
+            note = str(end)
+        print(f"note: {note}", file=sys.stderr)
         status = end.status
     except RunEnded as end:  # the run detected that it can't continue: not a bug
         if not end.reported:

@@ -46,8 +46,11 @@ def view(
         require(len(viewed) == 1, "--export", export, "is for one run")
         file = exported_page.write_exported_page(viewed[0], export)
         return print(f"wrote {file}")
-    with server.listen(host, port, otherwise=0 if port == PORT else None) as listening:
-        secret = key or ("" if is_loopback(listening.getsockname()[0]) else secrets.token_urlsafe(16))
+    otherwise = 0 if port == PORT else None
+    with server.listen(host, port, otherwise=otherwise) as listening:
+        secret = key or ""
+        if not secret and not is_loopback(listening.getsockname()[0]):
+            secret = secrets.token_urlsafe(16)
         address = server.address_of(listening, host, secret)
         print(f"{address}  Ctrl-C stops it", flush=True)
         if not no_browser and sys.stdout.isatty():

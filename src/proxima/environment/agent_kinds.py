@@ -64,8 +64,11 @@ def agent_class(kind: object) -> type | None:
     only a worker imports it before."""
     if not isinstance(kind, str):
         return None
-    module, _, name = kind.partition(":")
-    cls = ENVIRONMENTS[kind] if kind in ENVIRONMENTS else getattr(sys.modules.get(module), name or "-", None)
+    if kind in ENVIRONMENTS:
+        cls: Any = ENVIRONMENTS[kind]
+    else:
+        module, _, name = kind.partition(":")
+        cls = getattr(sys.modules.get(module), name or "-", None)
     return cls if getattr(cls, "plays", False) is True else None
 
 
@@ -115,7 +118,8 @@ def as_in_recipe(cls: Any, given: Mapping[str, Any]) -> Iterator[None]:
         yield
     except FieldError as error:
         first, _, below = error.field.partition(".")
-        error.field = f"{cls.read(given)[1].get(first, first)}.{below}".removesuffix(".")
+        _, renamed = cls.read(given)
+        error.field = f"{renamed.get(first, first)}.{below}".removesuffix(".")
         raise
 
 
@@ -203,8 +207,10 @@ class AgentSpec(AgentKind):
     def read(cls, given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         arguments = dict(given)
         own = {field.name for field in fields(cls)}
-        named = [name for name, value in given.items() if name not in own and name in AGENT_SANDBOXES and value]
-        for name in named:
+        renamed: dict[str, str] = {}
+        for name, value in given.items():
+            if name in own or name not in AGENT_SANDBOXES or not value:
+                continue
             chosen = arguments.get("sandbox", "none")
             clash = f"can't be given together with `{name}`"
             require(chosen in ("none", name), "sandbox", chosen, clash)
@@ -212,11 +218,13 @@ class AgentSpec(AgentKind):
             if not isinstance(settings, Mapping):
                 settings = {AGENT_SANDBOXES[name].text_field: settings}  # type: ignore[attr-defined]
             arguments["sandbox"] = {"kind": name, **settings}
-        return arguments, dict.fromkeys(["sandbox"] * bool(named), "".join(named[:1]))
+            renamed.setdefault("sandbox", name)
+        return arguments, renamed
 
     def __post_init__(self) -> None:
         require(are_roles(self.roles), "roles", self.roles, NAMES_OF_ROLES)
-        object.__setattr__(self, "sandbox", box := sandbox_of(self.sandbox))
+        box = sandbox_of(self.sandbox)
+        object.__setattr__(self, "sandbox", box)
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
@@ -228,8 +236,9 @@ class AgentSpec(AgentKind):
         shown = not self.readable or box.shows_files
         require(shown, "readable", self.readable, "has no effect without `sandbox: bubblewrap`")
         missing = missing_for_server()
-        field, value = ("run", self.run) if self.run else ("command", self.command)
-        require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
+        field = "run" if self.run else "command"
+        bound = f"is served by {missing}, not installed here"
+        require(not missing, field, self.run or self.command, bound, remedy=SERVER_REMEDY)
         if self.run:
             name = self.run.partition(":")[0]
             importable = user_module_file(name) is not None  # not imported: only the worker needs its packages
@@ -245,8 +254,10 @@ class AgentSpec(AgentKind):
     def inputs(self) -> Mapping[str, str]:
         """The scripts of its command, the file of its function, and what its sandbox is made of."""
         files = [Path(word) for word in self.command if _is_script(word)]
-        if self.run and (file := user_module_file(self.run.partition(":")[0])) is not None:
-            files.append(file)
+        if self.run:
+            file = user_module_file(self.run.partition(":")[0])
+            if file is not None:
+                files.append(file)
         return {file.name: file_sha256(file) for file in files} | dict(self.sandbox.inputs())
 
     def auto_outcomes(self) -> Mapping[str, tuple[str, str]]:

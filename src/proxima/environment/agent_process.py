@@ -102,7 +102,8 @@ class Jobs:
         def watch() -> None:
             if not alive.wait(seconds):
                 current = asyncio.current_task(self.loop)
-                self.write({"held_by": None if current is None else self._owners.get(current)})
+                owner = None if current is None else self._owners.get(current)
+                self.write({"held_by": owner})
 
         self.loop.call_soon_threadsafe(cancel)
         threading.Thread(target=watch, daemon=True).start()
@@ -236,17 +237,20 @@ class SetReward:
 
 
 async def _played(function: Callable[..., Any], job: Job) -> Mapping[str, Any]:
+    is_coroutine = inspect.iscoroutinefunction(function)
     job["row"] = JobRow(job["row"])
     set_reward = SetReward(job)
-    job["set_reward"] = set_reward.in_coroutine if inspect.iscoroutinefunction(function) else set_reward
+    job["set_reward"] = set_reward.in_coroutine if is_coroutine else set_reward
     arguments = {name: job[name] for name in inspect.signature(function).parameters if name in ASKED}
-    if inspect.iscoroutinefunction(function):
+    if is_coroutine:
         reward = await function(**arguments)
     else:
         reward = await in_thread(lambda: function(**arguments))
     if isinstance(reward, Mapping):  # of each role
         return {"reward": {str(name): float(value) for name, value in reward.items()}}
-    return {"reward": None if reward is None else float(reward)}
+    if reward is None:
+        return {"reward": None}
+    return {"reward": float(reward)}
 
 
 if __name__ == "__main__":

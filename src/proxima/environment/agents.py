@@ -239,7 +239,8 @@ class CommandAgents:
         assert process.returncode is not None
         if process.returncode:
             how = self._runner.describe(process.returncode, errors.decode(errors="replace"))
-            how += f" ({cut:,} bytes of its output are cut)" if cut else ""
+            if cut:
+                how += f" ({cut:,} bytes of its output are cut)"
             raise EnvironmentFailure(f"the agent ended with {how}")
         lines = out.decode(errors="replace").strip().splitlines()
         if len(out) == KEPT_BYTES and len(lines) < 2:  # what is left of a number may be another one
@@ -289,7 +290,8 @@ def _reward_in(answer: Mapping[str, Any]) -> AgentReward:
     Raises:
         AgentFailed: it is none.
     """
-    given, parts = answer.get("reward"), answer.get("parts")
+    given = answer.get("reward")
+    parts = answer.get("parts")
     try:
         if given is None:
             return None

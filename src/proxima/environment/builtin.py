@@ -23,7 +23,8 @@ from proxima.environment.protocol import Environment, Reply
 from proxima.process.code_runner import run_program
 from proxima.process.sandbox import Sandbox, SandboxMissing, auto_sandbox, fallback_note, usable_kind
 
-LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
+LONGEST = 500  # characters of an expression
+LARGEST = 10**30  # larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -66,12 +67,11 @@ def _value(node: ast.expr) -> int | float:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             result = value
         case ast.BinOp(left, sign, right) if type(sign) in _BINARY:
-            operands = _value(left), _value(right)
-            if isinstance(sign, ast.Pow) and (
-                abs(operands[1]) > 100 or (operands[0] < 0 and operands[1] != int(operands[1]))
-            ):
+            first = _value(left)
+            second = _value(right)
+            if isinstance(sign, ast.Pow) and (abs(second) > 100 or (first < 0 and second != int(second))):
                 raise ValueError("the exponent must be a whole number of at most 100, or the base positive")
-            result = _BINARY[type(sign)](*operands)
+            result = _BINARY[type(sign)](first, second)
         case ast.UnaryOp(sign, operand) if type(sign) in _UNARY:
             result = _UNARY[type(sign)](_value(operand))
         case _:
@@ -176,7 +176,8 @@ def read_corpus(path: str) -> tuple[list[str], Any]:
         for number, line in enumerate(file, 1):
             try:
                 row = load_json(line)
-                passages.append(f"{row['title']}: {row['text']}" if row.get("title") else str(row["text"]))
+                title = row.get("title")
+                passages.append(f"{title}: {row['text']}" if title else str(row["text"]))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 bound = f"has a line {number} that is not a passage: {type(error).__name__}: {error}"
                 raise FieldError("corpus", path, bound, remedy='write {"text": ...} in each line') from error
@@ -204,7 +205,8 @@ FUNCTIONS = frozenset({
     "strftime", "string_agg", "substr", "substring", "sum", "tan", "tanh", "time", "timediff", "total", "trim",
     "trunc", "typeof", "unhex", "unicode", "unixepoch", "unlikely", "upper", "zeroblob",
 })  # fmt: skip
-LONGEST_CELL, LARGEST_VALUE = 200, 1 << 20  # characters shown of a cell; maximum bytes of a value
+LONGEST_CELL = 200  # characters shown of a cell
+LARGEST_VALUE = 1 << 20  # maximum bytes of a value
 GRACE = 0.1  # seconds after which a query that did not end itself is killed
 
 
@@ -248,23 +250,27 @@ class Sqlite(Environment):
         """
         deadline = time.monotonic() + self.seconds
         receive, send = os.pipe()
-        if (pid := os.fork()) == 0:  # a call of one function, such as printf, can't be interrupted, but killed
+        pid = os.fork()
+        if pid == 0:  # a call of one function, such as printf, can't be interrupted, but killed
             try:
                 with open(send, "wb", buffering=0) as pipe:
                     pipe.write(json.dumps(self._answer(sql, deadline)).encode())
             finally:
                 os._exit(0)
         os.close(send)
-        data, part = b"", b"?"
+        data = b""
+        ended = False
         try:
-            while part and select.select([receive], [], [], max(0.0, deadline + GRACE - time.monotonic()))[0]:
-                data += (part := os.read(receive, 1 << 16))
+            while not ended and readable(receive, deadline + GRACE - time.monotonic()):
+                part = os.read(receive, 1 << 16)
+                data += part
+                ended = not part
         finally:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             os.close(receive)
-        if part:
+        if not ended:
             raise ValueError(f"the query was ended after {self.seconds:g} s")
         if not data:
             raise ValueError("the query ended its process")
@@ -275,10 +281,8 @@ class Sqlite(Environment):
 
     def _answer(self, sql: str, deadline: float) -> tuple[str, str]:
         """The rows as text, and the problem with the query, one of the two empty; in a fork of the worker."""
-        # a connection to a file must not be used in a fork
-        if self.script:
-            database = self.database
-        else:
+        database = self.database
+        if not self.script:  # a connection to a file must not be used in a fork
             database = opened(self.path, script=False)
         database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
@@ -286,10 +290,21 @@ class Sqlite(Environment):
             names = [column[0] for column in cursor.description or ()]
             rows = cursor.fetchmany(self.rows + 1)
         except (sqlite3.Error, sqlite3.Warning, OverflowError, MemoryError, UnicodeError) as error:
-            late = isinstance(error, sqlite3.OperationalError) and time.monotonic() > deadline
-            return "", f"the query was ended after {self.seconds:g} s" if late else str(error) or type(error).__name__
-        lines = [" | ".join(_shown(value) for value in row) for row in [names, *rows[: self.rows]]]
-        return "\n".join([*lines, *["(more rows)"] * (len(rows) > self.rows), *["(no rows)"] * (not rows)]), ""
+            if isinstance(error, sqlite3.OperationalError) and time.monotonic() > deadline:
+                return "", f"the query was ended after {self.seconds:g} s"
+            return "", str(error) or type(error).__name__
+        lines = [" | ".join(map(_shown, row)) for row in [names, *rows[: self.rows]]]
+        if len(rows) > self.rows:
+            lines.append("(more rows)")
+        if not rows:
+            lines.append("(no rows)")
+        return "\n".join(lines), ""
+
+
+def readable(file: int, seconds: float) -> bool:
+    """Wait until a file can be read, or has ended; False if that takes longer."""
+    ready, _, _ = select.select([file], [], [], max(0.0, seconds))
+    return bool(ready)
 
 
 def _shown(value: object) -> str:
@@ -367,9 +382,10 @@ class Guess(Environment):
         first, last = self.left
         if guess < self.number:
             self.left = (max(first, guess + 1), last)
-        else:
-            self.left = (first, min(last, guess - 1))
-        return Reply(content="higher" if guess < self.number else "lower", state=self._state())
+            return Reply(content="higher", state=self._state())
+        self.left = (first, min(last, guess - 1))
+        return Reply(content="lower", state=self._state())
 
     def _state(self) -> str:
-        return f"{self.left[0]}-{self.left[1]}, {self.guesses - self.used} guesses left"
+        first, last = self.left
+        return f"{first}-{last}, {self.guesses - self.used} guesses left"

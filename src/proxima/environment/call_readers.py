@@ -37,6 +37,13 @@ def _or_why(read: Callable[[Any], ToolCall], given: Any) -> ToolCall | str:
         return str(error)
 
 
+def _each(value: Any) -> ParsedCalls:
+    """Read a call, or each of a list."""
+    calls = value if isinstance(value, list) else [value]
+    for call in calls:
+        yield _or_why(_call, call)
+
+
 def _hermes(text: str, tools: Parameters) -> ParsedCalls:
     start = text.find("<tool_call>")
     while start >= 0:
@@ -46,7 +53,7 @@ def _hermes(text: str, tools: Parameters) -> ParsedCalls:
             rest = text[end : end + 200].lstrip()
             if rest and not rest.startswith("</tool_call>"):
                 raise ValueError("</tool_call> does not follow the JSON of a call")
-            yield from (_or_why(_call, call) for call in (value if isinstance(value, list) else [value]))
+            yield from _each(value)
             at = end
         except ValueError as error:
             yield str(error)
@@ -73,7 +80,7 @@ def _llama(text: str, tools: Parameters) -> ParsedCalls:
         except ValueError as error:
             yield str(error)
             return
-        yield from (_or_why(_call, call) for call in (value if isinstance(value, list) else [value]))
+        yield from _each(value)
         while at < len(body) and body[at] in ";, \t\r\n":
             at += 1
 
@@ -87,8 +94,10 @@ def _xml(text: str, tools: Parameters) -> ParsedCalls:
     starts = [match.start() for match in re.finditer("<function=", outside)]  # possibly none
     for start, end in zip(starts, [*starts[1:], len(text)], strict=False):
         close = outside.find("</function>", start, end)
-        begin = start + len("<function=")
-        yield _or_why(_xml_call, (text[begin : end if close < 0 else close], close >= 0))
+        closed = close >= 0
+        if closed:
+            end = close
+        yield _or_why(_xml_call, (text[start + len("<function=") : end], closed))
 
 
 def _xml_call(part: tuple[str, bool]) -> ToolCall:
@@ -206,12 +215,16 @@ def mistral_start(text: str, tools: Parameters) -> int:
     at = text.find("[TOOL_CALLS]")
     if at >= 0:
         return at
-    names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
     at = text.find("[ARGS]")
-    if at >= 0 and (name := re.search(MISTRAL_NAME, text[max(0, at - 300) : at])):
-        return max(0, at - 300) + name.start()
+    if at >= 0:
+        before = max(0, at - 300)
+        name = re.search(MISTRAL_NAME, text[before:at])
+        if name is not None:
+            return before + name.start()
     first = re.match(r"\s*[A-Za-z_][\w.-]{0,200}\{\"", text)
-    first = first or (re.search(rf"(?<!\S)(?:{names})(?:\{{|\s+\{{\s*[\"}}])", text) if names else None)
+    if first is None and tools:
+        names = "|".join(map(re.escape, sorted(tools, key=len, reverse=True)))
+        first = re.search(rf"(?<!\S)(?:{names})(?:\{{|\s+\{{\s*[\"}}])", text)
     return -1 if first is None else first.start()
 
 
@@ -253,10 +266,11 @@ DEEPSEEK_CALL = re.compile(
 def _deepseek(text: str, tools: Parameters) -> ParsedCalls:
     if DEEPSEEK_TAG.search(text):
         yield from _tagged(text, DEEPSEEK_TAG, DEEPSEEK_CALL, "<｜tool▁sep｜> and { do not follow")
-    elif (at := call_start(text, "deepseek", tools)) >= 0:
-        bare = re.compile(
-            r"function({})\s{{0,99}}```(?:json)?\s{{0,99}}(?=\{{)".format("|".join(map(re.escape, tools)))
-        )
+        return
+    at = call_start(text, "deepseek", tools)
+    if at >= 0:
+        names = "|".join(map(re.escape, tools))
+        bare = re.compile(rf"function({names})\s{{0,99}}```(?:json)?\s{{0,99}}(?=\{{)")
         yield from _tagged(text[at:], bare, bare, "")
 
 
@@ -351,8 +365,10 @@ def _code_call(name: str, body: str, parameters: Mapping[str, Any]) -> ToolCall:
                 return ToolCall(name=name, arguments=value)
         except ValueError:
             pass
+    if not body.strip():
+        return ToolCall(name=name, arguments={})
     first = next(iter(parameters.get("properties", {})), "")
-    return ToolCall(name=name, arguments={first: body} if body.strip() else {})
+    return ToolCall(name=name, arguments={first: body})
 
 
 READERS: dict[str, Callable[[str, Parameters], ParsedCalls]] = {
@@ -380,10 +396,9 @@ def _call(value: Any) -> ToolCall:
 def _json_at(text: str, at: int) -> tuple[Any, int]:
     """Decode the JSON at a position and return it with its end; ValueError, in one line for the model, if it is invalid
     or other programs would read it differently."""
+    start = at
     if text[at : at + 1].isspace():
         start = len(text) - len(text[at:].lstrip())
-    else:
-        start = at
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("a call must begin with {")
     try:
@@ -412,7 +427,8 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _finite(number: str) -> float:
-    if not math.isfinite(value := float(number)):
+    value = float(number)
+    if not math.isfinite(value):
         raise ValueError("a number is too large")
     return value
 
@@ -463,14 +479,13 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
     """Parse the tool calls in a message of the model, after its thinking. A fenced block is a call only if a tool's
     name follows the fence; its text is the tool's first argument. A message that has calls in another format alone is
     unreadable."""
-    before, thought, after = text.partition("</think>")
+    _, thought, after = text.partition("</think>")
     if thought:
         text = after
-    elif "<think>" in text:
+    elif "<think>" in text:  # which has no end
         text = ""
-    else:
-        text = before
-    calls, unreadable = list[ToolCall](), list[str]()
+    calls: list[ToolCall] = []
+    unreadable: list[str] = []
     for call in READERS[tool_format](text, tools):
         if len(calls) + len(unreadable) == MOST_CALLS:
             unreadable.append(f"only {MOST_CALLS} calls of a message are read")
@@ -479,10 +494,9 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
             unreadable.append(" ".join(call.split()))
         else:
             calls.append(call)
-    if calls:
-        other = None
-    else:
+    if not calls:
         other = other_format(text, tool_format, tools, broken=bool(unreadable))
-    if other is not None:
-        return ReadMessage(unreadable=(f"a call is written as {other}, and read as {tool_format}",), written_as=other)
+        if other is not None:
+            why = f"a call is written as {other}, and read as {tool_format}"
+            return ReadMessage(unreadable=(why,), written_as=other)
     return ReadMessage(tuple(calls), tuple(unreadable))

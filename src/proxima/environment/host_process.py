@@ -29,7 +29,8 @@ from proxima.environment.protocol import Reply, RewardWithParts
 
 LONGEST = 1 << 20  # characters of a message
 PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
-IMAGE_BYTES, IMAGES = 1 << 25, 64  # most bytes of an image, and images of a message
+IMAGE_BYTES = 1 << 25  # most bytes of an image
+IMAGES = 64  # of a message at most
 LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
 CALL_BYTES = 1 << 16  # kept of a call's output
 CUT = b"\n... the rest of what this call printed is left out\n"
@@ -73,14 +74,20 @@ class Log(io.RawIOBase):
         if self.path is None or self.left <= 0:
             return len(data)
         lines = bytes(data[: self.left]).splitlines(keepends=True)
-        text = b"".join(self.label + line for line in lines)[len(self.label) * self.inside :][: self.left]
-        self.inside, self.left = not text.endswith(b"\n"), self.left - len(text)
+        text = b"".join(self.label + line for line in lines)
+        if self.inside:  # a line that has its label already
+            text = text.removeprefix(self.label)
+        text = text[: self.left]
+        self.inside = not text.endswith(b"\n")
+        self.left -= len(text)
+        if self.left <= 0:
+            text += CUT
         with suppress(OSError):
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 if os.fstat(file).st_size > LOG_BYTES:
                     os.ftruncate(file, 0)  # all workers append: they need not know
-                os.write(file, text if self.left > 0 else text + CUT)
+                os.write(file, text)
             finally:
                 os.close(file)
         return len(data)
@@ -180,7 +187,8 @@ def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         shown = _shown({"content": content}, reply.images, "reset")
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
-            messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
+            last = len(messages)
+            messages.append({"role": "user", "content": ""})
         last_message = messages[last]
         messages[last] = {**last_message, "content": last_message["content"] + shown["content"]}
         images = [*last_message.get("images", ()), *shown.get("images", ())]
@@ -196,13 +204,11 @@ def reset_arguments(environment: Any, row: Mapping[str, Any], seed: int) -> dict
     """The arguments of an environment's `reset`, by the names of its parameters."""
     parameters = inspect.signature(environment.reset).parameters
     arguments = {"row": row, "seed": seed, "prompt": row.get("messages")}
-    if "row" in parameters:
-        offered = {**row, **arguments}
-    else:
-        offered = {**arguments, **row}
-    everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    offered = {**row, **arguments} if "row" in parameters else {**arguments, **row}
     named = {name: offered[name] for name in parameters if name in offered}
-    return {**(row if everything else {}), **named}
+    if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return {**row, **named}
+    return named
 
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -220,11 +226,10 @@ def tool_error(environment: Any, tool: str, error: Exception) -> dict[str, Any]:
     """The answer to a call whose arguments a tool refused; raises any other error again."""
     if not isinstance(error, VISIBLE_ERRORS) and type(error).__module__ not in VISIBLE_MODULES:
         raise error
-    if type(error) is ValueError:
-        kind = ""
-    else:
-        kind = f"{type(error).__name__}: "
-    text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
+    what = str(error)
+    if type(error) is not ValueError:
+        what = f"{type(error).__name__}: {what}"
+    text = f"error: {what}"[:1000].encode(errors="replace").decode()
     return answer_of(environment, text, tool, {"role": "tool", "name": tool}) | {"error": True}
 
 
@@ -244,7 +249,8 @@ def tool_answer(environment: Any, tool: str, result: Any) -> dict[str, Any]:
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return answer_of(environment, _called(environment, environment.respond, text), "respond", {"role": "user"})
+    result = _called(environment, environment.respond, text)
+    return answer_of(environment, result, "respond", {"role": "user"})
 
 
 def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -255,9 +261,14 @@ def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[st
     value: dict[str, Any] = {"reward": None}
     get_reward = member(environment, "get_reward")
     if callable(get_reward):
-        value = reward_at_end(_called(environment, get_reward, **said), "get_reward", class_roles(environment))
-    elif (reward := member(environment, "reward")) is not None:
-        value = reward_at_end(_called(environment, reward) if callable(reward) else reward, "reward")
+        reward = _called(environment, get_reward, **said)
+        value = reward_at_end(reward, "get_reward", class_roles(environment))
+    else:
+        reward = member(environment, "reward")
+        if callable(reward):
+            value = reward_at_end(_called(environment, reward), "reward")
+        elif reward is not None:
+            value = reward_at_end(reward, "reward")
     del environment
     drop(number=number)
     return value
@@ -293,7 +304,9 @@ def _called(environment: Any, function: Callable[..., Any], /, *arguments: Any, 
     that resources that they opened stay usable. Changes to the class, which is shared within the worker, are undone."""
     global _runner
     cls = type(environment)
-    methods = [(of, name, value) for of in cls.__mro__ for name, value in vars(of).items() if inspect.isfunction(value)]
+    methods: list[tuple[type, str, Any]] = []
+    for of in cls.__mro__:
+        methods += [(of, name, value) for name, value in vars(of).items() if inspect.isfunction(value)]
     try:
         result = function(*arguments, **named)
         if not inspect.isawaitable(result):
@@ -301,7 +314,7 @@ def _called(environment: Any, function: Callable[..., Any], /, *arguments: Any, 
         _runner = _runner or asyncio.Runner()
         return _runner.run(_awaited(result))
     finally:
-        changed = [each for each in methods if vars(each[0]).get(each[1]) is not each[2]]
+        changed = [(of, name, value) for of, name, value in methods if vars(of).get(name) is not value]
         for of, name, value in changed:
             setattr(of, name, value)
         if changed or type(environment) is not cls:
@@ -374,10 +387,9 @@ def _shown(message: dict[str, Any], images: Any, who: str) -> dict[str, Any]:
         return message
     if marks not in (0, len(images)):
         raise BadAnswer(f"{who} returned {len(images)} images, and {IMAGE_PLACEHOLDER} {marks} times in its text")
-    if marks:
-        content = message["content"]
-    else:
-        content = IMAGE_PLACEHOLDER * len(images) + message["content"]
+    content = message["content"]
+    if not marks:
+        content = IMAGE_PLACEHOLDER * len(images) + content
     return {**message, "content": content, "images": [_encoded(image, who) for image in images]}
 
 
@@ -385,8 +397,10 @@ def _encoded(image: Any, who: str) -> str | int:
     if type(image) is int:
         return image
     if _is_image(image):
+        if image.mode not in PNG_MODES:
+            image = image.convert("RGB")
         file = io.BytesIO()
-        (image if image.mode in PNG_MODES else image.convert("RGB")).save(file, "PNG")
+        image.save(file, "PNG")
         image = file.getvalue()
     if not isinstance(image, bytes) or len(image) > IMAGE_BYTES:
         raise BadAnswer(f"{who} returned {_named(image)}, expected an image of PIL or at most {IMAGE_BYTES:,} bytes")
@@ -405,7 +419,11 @@ def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, An
         for name, text in message.items():
             if name != "images":
                 _text(text, f"{who} returned")
-    return [_shown({k: v for k, v in each.items() if k != "images"}, each.get("images", ()), who) for each in value]
+    shown = []
+    for message in value:
+        text_alone = {name: text for name, text in message.items() if name != "images"}
+        shown.append(_shown(text_alone, message.get("images", ()), who))
+    return shown
 
 
 def reward_number(value: Any, who: str) -> float:
@@ -420,7 +438,8 @@ def reward_number(value: Any, who: str) -> float:
 
 
 def _flag(value: Any, who: str) -> bool:
-    value = value.item() if hasattr(value, "item") else value
+    if hasattr(value, "item"):  # of numpy or torch
+        value = value.item()
     if value not in (None, True, False):
         raise BadAnswer(f"{who} is {_named(value)}, expected True or False")
     return bool(value)
@@ -466,10 +485,11 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
         except BadAnswer as error:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:
-            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+            frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
             if frames:
-                frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # prefer the user's own
-                error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
+                own = [frame for frame in frames if "/lib/python" not in frame.filename]  # the user's
+                last = (own or frames)[-1]
+                error.add_note(f"{os.path.basename(last.filename)}:{last.lineno}")
             with suppress(Exception):
                 _log.write(traceback.format_exc().encode(errors="backslashreplace"))
             raise

@@ -33,18 +33,24 @@ class HostSandbox:
         reason = "can't run in episode.sandbox, which is for classes of your own and built-in tools"
         remedy = "python has a field `sandbox` of its own; set episode.sandbox=none"
         require(not other, "environment", spec.kind, reason, remedy=remedy)
-        if spec.kind in SANDBOXED:
-            given = [spec.arguments.get(name) for name in FILES]
-        else:
-            given = []
         try:
             kind = usable_kind(choice)
         except SandboxMissing as error:  # no field error: the task's path would be put before it
             raise UserError(f"episode.sandbox={choice!r} {error}", remedy=error.remedy) from None
-        files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
-        readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))
-        readable += tuple(str(Path(name).resolve()) for name in given if isinstance(name, str) and Path(name).is_file())
-        memory_mb += WORKERS_MEMORY_MB if memory_mb else 0
-        used = kind != "none"
-        self.sandbox = Sandbox(kind=kind, readable=readable, processes=PROCESSES, memory_mb=memory_mb) if used else None
-        self.notes = tuple(filter(None, [fallback_note(choice)]))
+        readable: dict[str, None] = {}  # each once, in order
+        for name in own:
+            file = user_module_file(name.partition(":")[0])
+            if file is not None:
+                readable |= dict.fromkeys(python_sources(file))
+        if spec.kind in SANDBOXED:
+            for argument in FILES:
+                given = spec.arguments.get(argument)
+                if isinstance(given, str) and Path(given).is_file():
+                    readable[str(Path(given).resolve())] = None
+        if memory_mb:
+            memory_mb += WORKERS_MEMORY_MB
+        self.sandbox: Sandbox | None = None
+        if kind != "none":
+            self.sandbox = Sandbox(kind=kind, readable=tuple(readable), processes=PROCESSES, memory_mb=memory_mb)
+        note = fallback_note(choice)
+        self.notes = (note,) if note else ()

@@ -22,7 +22,7 @@ from proxima.data.flow import Message
 from proxima.environment.host_sandbox import HostSandbox
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
 from proxima.environment.protocol import RewardWithParts
-from proxima.process.sandbox import CodeServers, SandboxMissing, brought_kind
+from proxima.process.sandbox import CodeServers, Sandbox, SandboxMissing, brought_kind
 from proxima.process.worker import START_SECONDS, ForkServer, KeptWorker, Worker, WorkerQueue
 
 CODE_MEMORY_MB = 512  # of code that sets no more
@@ -104,12 +104,12 @@ class Hosts:
         name = spec.kind or ", ".join(spec.tools)
         load = f"environment {name}: loading it"
         slow = {"inspect": load, "load_environment": load, "open_environment": f"environment {name}: its first `reset`"}
-        if sandbox == "none":
-            made = None
-        else:
+        self._sandbox: Sandbox | None = None
+        self.notes: tuple[str, ...] = ()
+        if sandbox != "none":
             made = HostSandbox(sandbox, spec, workers * memory_mb)
-        self._sandbox = None if made is None else made.sandbox
-        self.notes: tuple[str, ...] = () if made is None else made.notes
+            self._sandbox = made.sandbox
+            self.notes = made.notes
         self._code: CodeServers | None = None
         self._server = ForkServer(HOST_PROCESS, "environment", options, slow, self._sandbox)
         try:
@@ -141,7 +141,8 @@ class Hosts:
         try:
             arguments = {**self.spec.arguments, **self.interface.settled}
             load = {**vars(self.spec), "arguments": arguments, "log": self.log}
-            load |= {} if self._code is None else {"served": [self.interface.settled["sandbox"], self._code.address]}
+            if self._code is not None:
+                load["served"] = [self.interface.settled["sandbox"], self._code.address]
             return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
@@ -240,7 +241,8 @@ class Instance:
             messages: what was said, for an interface that `reads_messages`.
         Raises: EnvironmentFailure.
         """
-        ended = await self._run("end", **({"messages": list(messages)} if self.interface.reads_messages else {}))
+        said = {"messages": list(messages)} if self.interface.reads_messages else {}
+        ended = await self._run("end", **said)
         self._host.alive.discard(self._number)
         reward: float | Mapping[str, float] | None = ended["reward"]
         if reward is None or "parts" not in ended:
@@ -301,7 +303,9 @@ class _Host:
         value = result.value or {}
         failure = result.error or value.get("failure")
         if failure is not None:
-            raise EnvironmentFailure(f"{failure}; see {os.path.basename(hosts.log)}" if hosts.log else failure)
+            if hosts.log:
+                failure = f"{failure}; see {os.path.basename(hosts.log)}"
+            raise EnvironmentFailure(failure)
         if opens:
             self._warm = kept.worker
         return {**value, "epoch": kept.deaths}

@@ -71,8 +71,10 @@ class EnvironmentSpec:
                 break
         kept.replace()
         if result.value is None:
-            name, named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
-            raise FieldError(name, named, f"can't be loaded: {result.error}")
+            bound = f"can't be loaded: {result.error}"
+            if self.kind:
+                raise FieldError("environment", self.kind, bound)
+            raise FieldError("tools", list(self.tools), bound)
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
@@ -164,20 +166,17 @@ def _typed(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
         except ValueError:
             continue
     named = schema.get("type")
-    if isinstance(named, str):
-        kinds = [named]
-    else:
-        kinds = list(named or ())
+    kinds = [named] if isinstance(named, str) else list(named or ())
     if kinds and not _is(value, kinds):
         value = _converted(value, kinds)
-    if ("anyOf" in schema) or (kinds and not _is(value, kinds)) or ("enum" in schema and value not in schema["enum"]):
+    other_type = bool(kinds) and not _is(value, kinds)
+    other_value = "enum" in schema and value not in schema["enum"]
+    if "anyOf" in schema or other_type or other_value:
+        words = " or ".join(kinds)
         if "enum" in schema:
-            words = "one of " + ", ".join(map(str, schema["enum"]))
-        else:
-            words = " or ".join(kinds)
-        raise ValueError(
-            f"{name} must be {words or 'another'}, not {abbreviated(json.dumps(value, ensure_ascii=False), 60)}"
-        )
+            words = f"one of {', '.join(map(str, schema['enum']))}"
+        shown = abbreviated(json.dumps(value, ensure_ascii=False), 60)
+        raise ValueError(f"{name} must be {words or 'another'}, not {shown}")
     if isinstance(value, list) and "items" in schema:
         return [_typed(name, item, schema["items"]) for item in value]
     return value
@@ -195,20 +194,19 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
         return str(value)
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str):
-        if value.strip() in ("True", "False", "None"):
-            text = value.strip().lower()
-        else:
-            text = value.strip()
-        try:
-            read = load_json(text, **HOOKS)
-        except ValueError:
-            return value
-        if _is(read, kinds):
-            return read
-        if isinstance(read, float):
-            return _converted(read, kinds)
+    if not isinstance(value, str):
         return value
+    text = value.strip()
+    if text in ("True", "False", "None"):
+        text = text.lower()
+    try:
+        read = load_json(text, **HOOKS)
+    except ValueError:
+        return value
+    if _is(read, kinds):
+        return read
+    if isinstance(read, float):
+        return _converted(read, kinds)
     return value
 
 
@@ -314,8 +312,10 @@ def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
     """The public methods that are tools, by name. Names are read from the class, because reading them from an object
     would run properties."""
     names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
-    names -= BRINGS if brings_tools(environment) else set()
-    names -= OF_THE_RUN if member(type(environment), "concurrent") is True else set()
+    if brings_tools(environment):
+        names -= BRINGS
+    if member(type(environment), "concurrent") is True:
+        names -= OF_THE_RUN
     return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
 
 
@@ -348,9 +348,12 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
     bound = "has neither a tool nor a method `respond`"
     remedy = "a tool is a public method with types and a docstring"
     require(responds or by_row or bool(schemas), "environment", kind, bound, remedy=remedy)
+    reward = ""
     get_reward = member(environment, "get_reward")
-    reward = "get_reward" if callable(get_reward) else ""
-    reward = reward or ("reward" if hasattr(environment, "reward") else "")
+    if callable(get_reward):
+        reward = "get_reward"
+    elif hasattr(environment, "reward"):
+        reward = "reward"
     read = {
         "schemas": schemas,
         "responds": responds,
@@ -385,7 +388,9 @@ def _roles(kind: str, environment: Any) -> list[str]:
 
 
 def _columns(environment: Any) -> list[str]:
-    parameters = inspect.signature(environment.reset).parameters.values() if hasattr(environment, "reset") else ()
+    if not hasattr(environment, "reset"):
+        return []
+    parameters = inspect.signature(environment.reset).parameters.values()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.default is p.empty]
     return [p.name for p in named if p.name not in ("row", "seed", "prompt")]
 

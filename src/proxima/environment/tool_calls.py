@@ -39,10 +39,14 @@ def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
 
 def before_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> str:
     """The part of a message that precedes its first call, which is not in its thinking."""
-    before, thought, after = text.partition("</think>")
-    begin = len(before + thought) if thought else 0
-    at = call_start(after if thought else text, tool_format, tools)
-    return text if at < 0 else text[: begin + at].rstrip()
+    thinking, end, said = text.partition("</think>")
+    if not end:
+        thinking = ""
+        said = text
+    at = call_start(said, tool_format, tools)
+    if at < 0:
+        return text
+    return (thinking + end + said[:at]).rstrip()
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:
@@ -90,7 +94,7 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
     if tool_format == "kimi":
         body = f"functions.{call.name}:0<|tool_call_argument_begin|>{json.dumps(arguments)}"
         return f"<|tool_calls_section_begin|><|tool_call_begin|>{body}<|tool_call_end|><|tool_calls_section_end|>"
-    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in arguments.items()}
+    values = {name: _as_text(value) for name, value in arguments.items()}
     if tool_format == "minimax":
         inside = "".join(f'<parameter name="{name}">{value}</parameter>\n' for name, value in values.items())
         return f'<minimax:tool_call>\n<invoke name="{call.name}">\n{inside}</invoke>\n</minimax:tool_call>'
@@ -99,12 +103,16 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
         return f"<tool_call>{call.name}\n{''.join(pairs)}</tool_call>"
     if tool_format == "code":
         bare = f"```{call.name}\n{next(iter(arguments.values()), None)}\n```"
-        read_back = read_calls(bare, "code", tools) == ReadMessage((call,))
-        if read_back:
+        if read_calls(bare, "code", tools) == ReadMessage((call,)):
             return bare
         return f"```{call.name}\n{json.dumps(arguments)}\n```"
     inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
     return f"<function={call.name}>\n{inside}</function>"
+
+
+def _as_text(value: Any) -> str:
+    """The value of an argument in a format whose arguments are texts."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def call_beginning(name: str, tool_format: ToolFormat) -> str:
@@ -115,7 +123,8 @@ def call_beginning(name: str, tool_format: ToolFormat) -> str:
     at = written.rfind("{}")  # where the arguments are JSON
     if at < 0:
         behind = written.index(name) + len(name)
-        at = min(place for mark in ">\n" if (place := written.find(mark, behind)) >= 0) + 1
+        places = [written.find(mark, behind) for mark in ">\n"]
+        at = min(place for place in places if place >= 0) + 1
     return written[:at]
 
 
