@@ -98,10 +98,12 @@ def make_table(config: PlayedConfig) -> Table | None:
 
     made = None
     writes = False
-    if config.task.environment is not None and not (own := first_prompt(config, model.tokenizer)).question:
-        with suppress(FieldError):  # on failure, the environment waits for a person's message
-            made = world(own)
-            writes = True
+    if config.task.environment is not None:
+        own = first_prompt(config, model.tokenizer)
+        if not own.question:
+            with suppress(FieldError):  # on failure, the environment waits for a person's message
+                made = world(own)
+                writes = True
     made = made or world(first_prompt(config, model.tokenizer, GREETING))
     if isinstance(made, AgentWorld):
         return None
@@ -148,7 +150,8 @@ class EpisodeChat:
         """Close the environment; the next message starts a chat in a new one."""
         if self.group is not None:
             self.group.close()
-        self.group = self.played = None
+        self.group = None
+        self.played = None
 
     def ask(self, text: str) -> Cut:
         """Let the model answer a message; the first message of a chat uses the other columns of the first row. After a
@@ -182,7 +185,8 @@ class EpisodeChat:
 
     async def _begin(self, prompt: Prompt) -> tuple[GroupTable, Played]:
         request = Request(prompt=prompt, sample=0, sampling=self.sampling, seed=self.seed)
-        self.group = group = GroupTable(self.table.world.player(self.engine), [request], lambda completion: None)
+        group = GroupTable(self.table.world.player(self.engine), [request], lambda completion: None)
+        self.group = group
         (begun,) = await group.begin()
         if not isinstance(begun, Played):
             self.new()
@@ -194,12 +198,9 @@ class EpisodeChat:
         """Give the next turns the limits of a full episode, and stop the environment from writing the user's
         messages."""
         rules = self.table.world.rules
-        tokens = rules.settings.tokens
-        limits = replace(
-            rules.settings,
-            turns=rules.settings.turns + len(played.turns),
-            tokens=None if tokens is None else tokens + played.length,
-        )
+        limits = replace(rules.settings, turns=rules.settings.turns + len(played.turns))
+        if limits.tokens is not None:
+            limits = replace(limits, tokens=limits.tokens + played.length)
         group.rules = replace(rules, responds=False, settings=limits)
 
     async def _answered(self, group: GroupTable, played: Played, before: Played | None) -> Cut:
@@ -248,7 +249,10 @@ def play_episodes(
 ) -> list[Completion]:
     """Play `samples` episodes for each question, in order, with the other columns of the first row."""
     prompts = [replace(table.prompt(text), uid=number) for number, text in enumerate(texts)]
-    requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
+    requests: list[Request] = []
+    for prompt in prompts:
+        for sample in range(samples):
+            requests.append(Request(prompt=prompt, sample=sample, sampling=sampling, seed=seed))
     completions = episodes_of(table.world.player(engine), requests)
     return [replace(c, episode=_with_reward(c.episode, table)) for c in completions]
 
@@ -346,17 +350,13 @@ def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[s
     parts = [{"kind": "prompt", "of": "", "tokens": prompt.tokens.tolist()}]
     start = 0
     ids = completion.tokens.tolist()
-    for span in completion.episode.spans if completion.episode else ():
-        if span.sampled:
-            kind = "sampled"
-        elif span.role == "assistant":
-            kind = "earlier"
-        else:
-            kind = "observed"
+    spans = completion.episode.spans if completion.episode else ()
+    for span in spans:
+        kind = "observed"
+        about = f"{span.role}, after turn {span.turn}"
         if span.role == "assistant":
+            kind = "sampled" if span.sampled else "earlier"
             about = f"turn {span.turn}"
-        else:
-            about = f"{span.role}, after turn {span.turn}"
         parts.append({"kind": kind, "of": about, "tokens": ids[start : start + span.tokens]})
         start += span.tokens
     return [{**part, "texts": [_text(tokenizer, token) for token in part["tokens"]]} for part in parts]

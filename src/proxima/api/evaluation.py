@@ -91,10 +91,12 @@ def evaluate(
     Raises:
         UserError: model, data, recipe, an option or the folder can't be used.
     """
+    if isinstance(json_columns, str):
+        json_columns = (json_columns,)
     options = EvalOptions(
         task=[task] if isinstance(task, str) else list(task),
-        data=None if data is None else Path(data).expanduser(),
-        json_column=(json_columns,) if isinstance(json_columns, str) else tuple(json_columns),
+        data=_user_path(data),
+        json_column=tuple(json_columns),
         limit=limit,
         samples=samples,
         temperature=temperature,
@@ -103,19 +105,22 @@ def evaluate(
         seed=seed,
         checkpoint=str(checkpoint),
         k=tuple(sorted(set(k))),
-        out=None if out is None else Path(out).expanduser(),
+        out=_user_path(out),
         overwrite=overwrite,
     )
+    stream = None if quiet else sys.stdout
     with overrides_named():
-        if recipe is None:
-            recipe = None
-        else:
+        if recipe is not None:
             recipe = plain(expand_user(recipe))
         texts = override_texts(overrides)
-        outcome = run_evaluation(expand_user(str(model)), recipe, texts, options, stream=None if quiet else sys.stdout)
+        outcome = run_evaluation(expand_user(str(model)), recipe, texts, options, stream=stream)
     if not quiet:
         print(results_table(outcome.result, outcome.seconds, sys.stdout))
     return SavedEvaluation(outcome.folder)
+
+
+def _user_path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,11 +160,12 @@ class EvalOptions:
     @property
     def overrides(self) -> list[str]:
         """The options for the whole evaluation that are set, as `key=value` texts."""
-        if self.seed is None:
-            seed = []
-        else:
-            seed = [f"seed={for_any_reader(self.seed)}"]
-        return seed + ([] if self.metric is None else [f"eval.metric={self.metric}"])
+        texts = []
+        if self.seed is not None:
+            texts.append(f"seed={for_any_reader(self.seed)}")
+        if self.metric is not None:
+            texts.append(f"eval.metric={self.metric}")
+        return texts
 
 
 def run_evaluation(
@@ -239,9 +245,14 @@ def _resolve_evaluation(
         if sampling_of_recipe is not None and sampling_of_recipe.temperature == 0:  # how a run asks its own questions
             overrides = [*overrides, f"{SAMPLING}temperature=1"]
     resolved = load_recipe(recipe or {}, [*fixed, *overrides], root=EvaluateConfig)
-    sets = () if named else resolved.config.eval.sets
-    own = {f"eval.sets.{i}.{key}": for_any_reader(value) for i in range(len(sets)) for key, value in options.items()}
-    words = [f"{key}={value}" for key, value in own.items() if key not in said]
+    if named:
+        return resolved
+    words = []
+    for i in range(len(resolved.config.eval.sets)):
+        for option, value in options.items():
+            key = f"eval.sets.{i}.{option}"
+            if key not in said:
+                words.append(f"{key}={for_any_reader(value)}")
     if words:
         return load_recipe(recipe or {}, [*fixed, *overrides, *words], root=EvaluateConfig)
     return resolved
@@ -253,7 +264,8 @@ def _named_suites(resolved: Resolved[EvaluateConfig], options: EvalOptions) -> l
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
-    samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
+    samples = int(said.get("eval.samples", 1))
+    limit = int(said.get("eval.limit", 0))
     return [
         named_suite(
             suite(name),

@@ -95,7 +95,9 @@ class ShownEngine:
         try:
             while not answer.done():
                 await asyncio.wait({answer}, timeout=PIECE_SECONDS)
-                for running in () if answer.done() else await self.engine.in_flight():
+                if answer.done():
+                    break
+                for running in await self.engine.in_flight():
                     self.tokens = running.tokens.tolist()
                     text = written_text(self.tokenizer, running.tokens, begun=request.prompt.begun).text
                     certain = self._certain(text, len(request.prompt.begun), request.sampling.stop)
@@ -181,5 +183,8 @@ def generate(
     if images:
         rows = [Row(messages=tokenizer.images.numbered(row.messages, images)) for row in rows]
     prompts = [to_prompt(row, i, tokenizer, system, template_arguments) for i, row in enumerate(rows)]
-    requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
+    requests: list[Request] = []
+    for each in prompts:
+        for sample in range(samples):
+            requests.append(Request(prompt=each, sample=sample, sampling=sampling, seed=seed))
     return asyncio.run(collect(engine, requests))

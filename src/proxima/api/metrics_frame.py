@@ -35,7 +35,10 @@ class MetricsFrame(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
         if ours in columns:
             return ours
         if ours in METRIC_ALIASES.values():
-            what = f"no metric {name!r}" + ("" if ours == name else f": here it is {ours!r}")
+            what = f"no metric {name!r}"
+            if ours != name:
+                what += f": here it is {ours!r}"
             raise KeyError(f"{what}, which this run has not recorded; {suggestion(ours, columns)}")
         near = nearest(name, columns) or nearest(name, METRIC_ALIASES)
-        raise KeyError(f"no metric {name!r}; " + (f"did you mean {near!r}?" if near else suggestion(name, columns)))
+        remedy = f"did you mean {near!r}?" if near else suggestion(name, columns)
+        raise KeyError(f"no metric {name!r}; {remedy}")

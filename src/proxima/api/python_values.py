@@ -87,8 +87,9 @@ def overrides_named() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        named = [
-            replace(problem, source="overrides") if problem.source == COMMAND_LINE.text else problem
-            for problem in error.problems
-        ]
-        raise ConfigError(named) from None
+        problems = []
+        for problem in error.problems:
+            if problem.source == COMMAND_LINE.text:
+                problem = replace(problem, source="overrides")
+            problems.append(problem)
+        raise ConfigError(problems) from None

@@ -60,7 +60,8 @@ def resolve_run(
 def views_of(resolved: Resolved[Any], *, quiet: bool) -> RunViews:
     """The views of a run: log lines, trackers, the viewer."""
     notes = [str(problem) for problem in warnings(resolved)]
-    return RunViews(None if quiet else sys.stdout, notes, resolved.config.monitor, resolved.config.view)
+    stream = None if quiet else sys.stdout
+    return RunViews(stream, notes, resolved.config.monitor, resolved.config.view)
 
 
 def train_on_ranks(

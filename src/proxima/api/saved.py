@@ -73,18 +73,18 @@ class SavedRun:
         family = self._offline
         if family is not None:
             remedy = ".metrics and .evaluations have its figures"
-            remedy += ", .answers() the samples of its evaluations" if family.samples else ""
+            if family.samples:
+                remedy += ", .answers() the samples of its evaluations"
             what = f"{self.folder} is a run with a section {family.own!r}: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         files = {int(file.stem): file for file in sorted(self._files.rollouts.glob("[0-9]*.parquet"))}
-        if steps is not None and (missing := [step for step in steps if step not in files]):
-            if files:
-                stored = f"has those of steps {min(files)} to {max(files)}"
-            else:
-                stored = "has none yet"
-            raise UserError(f"{self.folder} has no rollouts of step {missing[0]}; it {stored}")
-        wanted = files if steps is None else set(steps)
-        return self._completions([file for step, file in files.items() if step in wanted], columns)
+        if steps is None:
+            return self._completions(list(files.values()), columns)
+        for step in steps:
+            if step not in files:
+                stored = f"has those of steps {min(files)} to {max(files)}" if files else "has none yet"
+                raise UserError(f"{self.folder} has no rollouts of step {step}; it {stored}")
+        return self._completions([files[step] for step in sorted(set(steps))], columns)
 
     def answers(self, columns: Sequence[str] | None = None, *, held_out: str = "") -> "DataFrame":
         """A row for each answer of the held-out evaluations; the column `step` identifies the evaluation.
@@ -105,7 +105,8 @@ class SavedRun:
         if held_out and not files:
             what = f"held_out={held_out}: {self.folder} has no held-out set of that name"
             sets = self._files.eval_sets()
-            raise UserError(what, remedy=suggestion(held_out, sets) if sets else "leave it out for those of eval.task")
+            remedy = suggestion(held_out, sets) if sets else "leave it out for those of eval.task"
+            raise UserError(what, remedy=remedy)
         return self._completions(files, columns)
 
     @property
@@ -125,7 +126,8 @@ class SavedRun:
 
     def __repr__(self) -> str:
         summary = self.summary
-        return f"<run {self.folder}  {closing_line(summary, None) if summary else self.status}>"
+        state = closing_line(summary, None) if summary else self.status
+        return f"<run {self.folder}  {state}>"
 
     @property
     def _offline(self) -> Family | None:
@@ -172,13 +174,11 @@ class SavedEvaluation:
     def figures(self) -> "DataFrame":
         """A row for each figure of each set (accuracy, mean@8, pass@4, …): `set`, `figure`, `value`, `low`, `high`,
         `method`, `questions`."""
-        return _frame(
-            [
-                {"set": name, "figure": figure, **facts}
-                for name, suite in self.result["suites"].items()
-                for figure, facts in suite["estimates"].items()
-            ]
-        )
+        rows = []
+        for name, suite in self.result["suites"].items():
+            for figure, facts in suite["estimates"].items():
+                rows.append({"set": name, "figure": figure, **facts})
+        return _frame(rows)
 
     @property
     def answers(self) -> "DataFrame":

@@ -74,7 +74,8 @@ def start_module(
     with theirs:
         try:
             program = [sys.executable, flag, str(START), placed(module), str(theirs.fileno()), *map(str, arguments)]
-            with sandbox.command(program) if sandbox else nullcontext((program, ())) as (line, its_fds):
+            in_sandbox = sandbox.command(program) if sandbox else nullcontext((program, ()))
+            with in_sandbox as (line, its_fds):
                 process = subprocess.Popen(
                     line,
                     pass_fds=(theirs.fileno(), *fds, *its_fds),
@@ -132,7 +133,10 @@ def adopt_orphans() -> None:
 def kill_children(besides: Set[int] = frozenset()) -> None:
     """Kill every child of this process except those `besides`, then the orphans that this leaves."""
     deadline = time.monotonic() + SECONDS
-    while (orphans := children() - besides) and time.monotonic() < deadline:
+    while True:
+        orphans = children() - besides
+        if not orphans or time.monotonic() >= deadline:
+            return
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

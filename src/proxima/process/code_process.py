@@ -108,9 +108,8 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
 def error_arguments(error: BaseException) -> list[Any]:
     """The arguments of an exception if they are short plain values, else its message."""
     plain = len(error.args) <= 2 and all(type(each) in (str, int, float) for each in error.args)
-    if plain:
-        return [each[:300] if type(each) is str else each for each in error.args]
-    return [str(error)[:300]]
+    arguments = error.args if plain else [str(error)]
+    return [each[:300] if type(each) is str else each for each in arguments]
 
 
 def serve_objects(channel: LineChannel) -> None:
@@ -119,7 +118,8 @@ def serve_objects(channel: LineChannel) -> None:
 
     def keep(value: Any) -> Any:
         kept[id(value)] = value
-        return ["iterator" if hasattr(type(value), "__next__") else "object", id(value)]
+        kind = "iterator" if hasattr(type(value), "__next__") else "object"
+        return [kind, id(value)]
 
     def take(tag: str, inside: Any) -> Any:
         return names[inside] if tag == "name" else kept[inside]

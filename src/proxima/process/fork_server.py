@@ -51,7 +51,8 @@ def fork_server(control: LineChannel) -> None:
             break
         request = json.loads(data)
         if request["do"] == "fork":
-            alive.add(pid := fork_worker(control.connection, fds[0], setup | request, jobs))
+            pid = fork_worker(control.connection, fds[0], setup | request, jobs)
+            alive.add(pid)
             control.send({"pid": pid})
         else:
             alive.discard(request["pid"])
@@ -123,7 +124,9 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         no_files = isinstance(error, OSError) and error.errno == errno.EMFILE
         last = no_files or isinstance(error, (MemoryError, RecursionError))
-        why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
+        why = str(error)
+        if isinstance(error, MemoryError) and not why:
+            why = "above the worker's limit"
         message = " ".join(f"{type(error).__name__[:100]}: {why}".split())[:300]
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message += " ".join(["", *notes.split()])[:300]

@@ -90,8 +90,10 @@ def _encode_special(value: Any, other: Other) -> Any:
         return ["deque", [value.maxlen, [to_plain(item, other) for item in value]]]
     if kind in _VIEWS:
         return [_VIEWS[kind], [to_plain(item, other) for item in value]]
-    if isinstance(value, tuple) and isinstance(fields := getattr(kind, "_fields", None), tuple):
-        return ["namedtuple", [kind.__name__, list(fields), [to_plain(item, other) for item in value]]]
+    if isinstance(value, tuple):
+        fields = getattr(kind, "_fields", None)
+        if isinstance(fields, tuple):
+            return ["namedtuple", [kind.__name__, list(fields), [to_plain(item, other) for item in value]]]
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
@@ -137,7 +139,8 @@ def _mapping(inside: Any, inner: Callable[[Any], Any]) -> dict[Any, Any]:
 
 def _default(inside: Any, inner: Callable[[Any], Any]) -> Any:
     name, pairs = inside
-    return defaultdict(None if name is None else FACTORIES[name], _mapping(pairs, inner))
+    factory = None if name is None else FACTORIES[name]
+    return defaultdict(factory, _mapping(pairs, inner))
 
 
 def _deque(inside: Any, inner: Callable[[Any], Any]) -> Any:
@@ -177,7 +180,9 @@ def _array(inside: Any, inner: Callable[[Any], Any]) -> Any:
     flat = numpy.empty(len(items), dtype=object)
     for number, item in enumerate(items):
         flat[number] = inner(item)
-    return (flat if kind == "O" else flat.astype(kind)).reshape(sizes)
+    if kind != "O":
+        flat = flat.astype(kind)
+    return flat.reshape(sizes)
 
 
 _REBUILD: dict[str, Callable[[Any, Callable[[Any], Any]], Any]] = {

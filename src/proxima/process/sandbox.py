@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,10 +109,12 @@ def usable_kind(choice: str) -> str:
     if brought is not None:
         brought.check()
         return choice
-    why = "" if choice == "none" else bubblewrap_problem()
+    if choice == "none":
+        return "none"
+    why = bubblewrap_problem()
     if choice == "bubblewrap" and why:
         raise SandboxMissing("sandbox", choice, f"can't be used: {why}", REMEDY)
-    return "none" if choice == "none" or why else "bubblewrap"
+    return "none" if why else "bubblewrap"
 
 
 class ModuleStarter(Protocol):
@@ -162,8 +165,9 @@ def brought_kinds() -> dict[str, Any]:
 
 def brought_kind(kind: str) -> SandboxKind | None:
     """The kind that another distribution brings; None for those of this module, and for unknown ones."""
-    if kind in OWN_CHOICES or (point := brought_kinds().get(kind)) is None:
+    if kind in OWN_CHOICES or kind not in brought_kinds():
         return None
+    point = brought_kinds()[kind]
     loaded: SandboxKind = point.load()
     return loaded
 
@@ -190,8 +194,12 @@ def auto_sandbox() -> tuple[str, str]:
 
 def fallback_note(choice: str) -> str:
     """The line for the start of a run whose `auto` found no sandbox; empty if there is nothing to say."""
-    why = bubblewrap_problem() if choice == "auto" else ""
-    return why and f"code runs without a sandbox, under limits that contain only accidents: {why}; {REMEDY}"
+    if choice != "auto":
+        return ""
+    why = bubblewrap_problem()
+    if not why:
+        return ""
+    return f"code runs without a sandbox, under limits that contain only accidents: {why}; {REMEDY}"
 
 
 def python_sources(file: Path) -> list[str]:
@@ -202,7 +210,7 @@ def python_sources(file: Path) -> list[str]:
         while (folder / "__init__.py").exists():
             folder = folder.parent
         folders.append(folder)
-    return list(dict.fromkeys(path for folder in folders for path in importable(folder)))
+    return list(dict.fromkeys(chain.from_iterable(map(importable, folders))))
 
 
 def importable(folder: Path) -> list[str]:
@@ -222,7 +230,10 @@ def bubblewrap_problem() -> str:
     """Why bubblewrap can't be used here, after a trial start; empty if it can."""
     if sys.platform != "linux":
         return "bubblewrap needs Linux"
-    for program in ("bwrap", *["setpriv"] * (os.geteuid() == 0)):
+    programs = ["bwrap"]
+    if os.geteuid() == 0:
+        programs.append("setpriv")
+    for program in programs:
         if shutil.which(program) is None:
             return f"bubblewrap needs the program {program}, which is not installed"
     try:
@@ -262,9 +273,10 @@ def interpreter_paths() -> tuple[str, ...]:
     shown += [str(Path(module)) for module in edited if os.path.isdir(module)]
     shown += [f"{module}.py" for module in edited if os.path.isfile(f"{module}.py")]
     for folder in filter(os.path.isdir, path):
-        within = any(Path(folder).is_relative_to(prefix) for prefix in (sys.base_prefix, sys.prefix))
-        # else a project that is installed in place: its folder may have runs and secrets beside the modules
-        shown += [folder] if within else importable(Path(folder))
+        if any(Path(folder).is_relative_to(prefix) for prefix in (sys.base_prefix, sys.prefix)):
+            shown.append(folder)
+        else:  # of a project that is installed in place, which may have runs and secrets beside the modules
+            shown += importable(Path(folder))
     return tuple(shown)
 
 
@@ -276,13 +288,15 @@ def program_paths(program: str) -> list[str]:
     for _ in range(MOST_LINKS):
         folder, name = os.path.split(path)
         real = os.path.join(os.path.realpath(folder), name)
-        shown |= dict.fromkeys(each for file in (path, real) for each in (file, *installation(Path(file))))
+        for file in (path, real):
+            shown |= dict.fromkeys([file, *installation(Path(file))])
         if not os.path.islink(real):
             break
         path = os.path.abspath(os.path.join(os.path.dirname(real), os.readlink(real)))
     environment = Path(program).absolute().parent
-    if (environment.parent / "pyvenv.cfg").is_file() and (python := environment / "python").name != Path(program).name:
-        shown |= dict.fromkeys(program_paths(str(python)))  # for a script
+    is_python = Path(program).name == "python"
+    if (environment.parent / "pyvenv.cfg").is_file() and not is_python:  # a script of the environment
+        shown |= dict.fromkeys(program_paths(str(environment / "python")))
     return list(shown)
 
 
@@ -310,7 +324,10 @@ def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: in
     line = [_found("bwrap"), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     line += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]
     line += [*private, "/tmp", "--proc", "/proc", "--dev", "/dev", *private, "/dev/shm"]
-    for parent in sorted({str(parent) for path in (*places, folder) for parent in Path(path).parents[:-1]}):
+    parents: set[str] = set()
+    for path in (*places, folder):
+        parents.update(map(str, Path(path).parents[:-1]))
+    for parent in sorted(parents):
         line += ["--perms", "0755", "--dir", parent]
     for path in links:
         line += ["--symlink", os.readlink(path), path]
@@ -365,9 +382,22 @@ NEW_NAMESPACES = 0x7E020000  # flags of `clone`
 CLONE3 = 435  # its flags are in memory, where a filter can't read them; without it libraries use `clone`
 TYPES_INTO_TERMINAL = (0x5412, 0x541C)  # requests of `ioctl`: TIOCSTI, TIOCLINUX
 FAMILIES = (1, 2, 10, 16)  # of sockets that may be made: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
-ALLOW, REFUSE, UNKNOWN, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # actions of seccomp: EPERM, ENOSYS
-NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # places of what a filter reads: call, machine, arguments
+# Instructions of BPF.
+LOAD = 0x20
+EQUAL = 0x15
+AT_LEAST = 0x35
+ANY_BIT = 0x45
+RETURN = 0x06
+# Actions of seccomp.
+ALLOW = 0x7FFF0000
+REFUSE = 0x00050001  # the call fails with EPERM
+UNKNOWN = 0x00050026  # the call fails with ENOSYS
+KILL = 0x80000000
+# Places of what a filter reads.
+NUMBER = 0  # of the call
+ARCHITECTURE = 4
+FIRST = 16  # argument
+SECOND = 24
 
 
 @lru_cache(maxsize=1)
@@ -379,7 +409,8 @@ def system_call_filter() -> bytes:
     if os.uname().machine not in SYSTEM_CALLS:
         return struct.pack("HBBI", RETURN, 0, 0, ALLOW)
     machine, clone, ioctl, make_socket, refused = SYSTEM_CALLS[os.uname().machine]
-    allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)
+    allow = (RETURN, 0, 0, ALLOW)
+    refuse = (RETURN, 0, 0, REFUSE)
     lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     lines += [(AT_LEAST, 0, 1, 0x40000000), refuse, (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, UNKNOWN)]
     for number in (*refused, *_SINCE_2019):

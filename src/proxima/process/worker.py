@@ -135,7 +135,9 @@ class ForkServer:
             given = os.environ if self.sandbox is None else self.sandbox.variables
             self.child = self._start({**given, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"})
             self._control = LineChannel(self.child.channel)
-            path = [os.path.abspath(entry) for entry in (*sys.path, *([""] if self.sandbox else []))]
+            path = list(map(os.path.abspath, sys.path))
+            if self.sandbox:
+                path.append(os.getcwd())
             reply = self._call({**self.options, "jobs": self.jobs, "path": path})
             if "error" in reply:
                 self._end()
@@ -158,16 +160,16 @@ class ForkServer:
         """Send a request, and `fd` if given, and return the reply; RuntimeError if the process is gone."""
         assert self.child is not None
         self.child.process.send_signal(signal.SIGCONT)  # a job may have stopped it
+        fds = () if fd is None else (fd,)
         try:
-            self._control.send(request, () if fd is None else (fd,))
+            self._control.send(request, fds)
             reply: dict[str, Any] = self._control.receive(time.monotonic() + START_SECONDS)
         except (EOFError, OSError, ValueError) as error:
             self._end()
+            why = "is gone"
             if isinstance(error, TimeoutError):
-                late = f"did not answer within {START_SECONDS:g} s"
-            else:
-                late = "is gone"
-            raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
+                why = f"did not answer within {START_SECONDS:g} s"
+            raise RuntimeError(f"the process that starts {self.who} workers {why}") from error
         return reply
 
     def _end(self) -> None:
@@ -263,7 +265,8 @@ class KeptWorker:
         self._start = start
         self.worker: Worker | None = None
         self.started = 0  # number of workers so far
-        self.deaths, self.why = 0, ""  # number of workers that have died, and the reason of the last
+        self.deaths = 0  # number of workers that have died
+        self.why = ""  # the reason of the last
 
     def ready(self) -> Worker:
         """Return the worker, which is started if there is none; raises what `start` raises."""
@@ -288,13 +291,14 @@ class KeptWorker:
             first_seconds: instead of `seconds`, if it is the worker's first job.
             again: another worker gets the job if this one had already died.
         """
-        for _ in range(2 if again else 1):
+        attempts = 2 if again else 1
+        for _ in range(attempts):
             kept = self.ready()
             limit = seconds if first_seconds is None or kept.jobs_done else first_seconds
             result = kept.run(job, arguments, limit, cpu_seconds)
             if not kept.alive:
                 self.worker = None
-                self.deaths = self.deaths + 1
+                self.deaths += 1
                 self.why = (result and result.error) or "it died between two calls"
             if result is not None:
                 return result
@@ -324,7 +328,8 @@ class WorkerQueue:
         self.kept = [KeptWorker(start) for _ in range(workers)]
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[KeptWorker], Any]] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._begun = self._closed = False
+        self._begun = False
+        self._closed = False
 
     def submit(self, call: Callable[[KeptWorker], T]) -> "Future[T]":
         """Queue a call, which gets the worker that is free. RuntimeError after `close`."""
@@ -332,8 +337,9 @@ class WorkerQueue:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the workers are closed")
-            for kept in () if self._begun else self.kept:
-                threading.Thread(target=self._serve, args=(kept,), name="worker-queue", daemon=True).start()
+            if not self._begun:
+                for kept in self.kept:
+                    threading.Thread(target=self._serve, args=(kept,), name="worker-queue", daemon=True).start()
             self._begun = True
             self._calls.put((future, call))
         return future

@@ -1,8 +1,9 @@
-"""Modules of ours in containers that show what a sandbox of bubblewrap does: fork servers with their workers, and the
-servers of code that workers outside use.
+"""Runs our own Python modules in containers, where bubblewrap can't be used: the fork servers of workers, and the
+servers that run a model's code for workers outside.
 
-The root of such a container is empty but for links, the system's libraries and this interpreter with its packages, all
-read-only; no image is pulled. It is without network and ends with the run, as `containers` says. Standard library only.
+No image is pulled. A container has the same files as a sandbox of bubblewrap: the system's libraries and this
+interpreter with its packages, read-only, and nothing else. It has no network, and ends with the run, as `containers`
+says. Standard library only.
 """
 
 import hashlib

@@ -173,8 +173,16 @@ class ImageSettings:
 
 
 class Place:
-    """The folder of one container or sandbox, with its socket `life`, which listens until `close`, and a filter of
-    system calls if it has one."""
+    """The folder of one container or sandbox, which this process shares with it.
+
+    It has the socket `life`, by which the container notices that the run has ended: the socket listens until `close`.
+
+    Args:
+        folder: made here.
+        name: of the container.
+        relay: a program that is linked into the folder.
+        calls: a filter of system calls, in the file `filter`; empty: no filter.
+    """
 
     def __init__(self, folder: Path, name: str, relay: Path, calls: bytes) -> None:
         self.folder = folder
