@@ -8,7 +8,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.prepare.catalog import Part, PrepareOptions
-from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
+from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256, inspect_file
@@ -57,16 +57,7 @@ def build_card(
         "overlap": {
             "words": options.words,
             "common": options.common,
-            "against": [
-                {
-                    "set": eval_set.name,
-                    "questions": len(eval_set.questions),
-                    "sha256": eval_set.sha256,
-                    "left_out": len(excluded := _excluded_by(eval_set.name, outcome)),
-                    "same_text": sum(not all(match.grams for match in matches) for matches in excluded),
-                }
-                for eval_set in overlap.sets
-            ],
+            "against": [_compared(eval_set, outcome) for eval_set in overlap.sets],
             "phrases_ignored": len(phrases),
             "phrases": [{"run": run, "questions": count} for run, count in phrases[:_SHOWN_PHRASES]],
         },
@@ -82,6 +73,18 @@ def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     size = sum(file.size for file in inputs)
     combined = combined_sha256(inputs)
     return [{"files": len(inputs), "bytes": size, "sha256": combined, "of": "lines of `sha256 name`"}]
+
+
+def _compared(eval_set: EvalSet, outcome: SplitOutcome) -> dict[str, Any]:
+    """An evaluation set, and the number of questions that it excludes."""
+    excluded = _excluded_by(eval_set.name, outcome)
+    return {
+        "set": eval_set.name,
+        "questions": len(eval_set.questions),
+        "sha256": eval_set.sha256,
+        "left_out": len(excluded),
+        "same_text": sum(not all(match.grams for match in matches) for matches in excluded),
+    }
 
 
 def _excluded_by(name: str, outcome: SplitOutcome) -> list[list[OverlapMatch]]:
@@ -134,8 +137,12 @@ def verify_folder(folder: Path) -> dict[str, str]:
     statuses = {}
     for name, facts in outputs.items():
         path = folder / name
-        same = path.is_file() and _facts(path).items() <= facts.items()
-        statuses[name] = "same" if same else "altered" if path.is_file() else "missing"
+        if not path.is_file():
+            statuses[name] = "missing"
+        elif _facts(path).items() <= facts.items():
+            statuses[name] = "same"
+        else:
+            statuses[name] = "altered"
     extra = sorted(path.name for path in folder.glob("*.parquet") if path.name not in outputs)
     return statuses | dict.fromkeys(extra, "extra")
 

@@ -4,7 +4,9 @@ import glob
 import os
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from proxima.data import UserError
@@ -62,25 +64,23 @@ def locate_files(
         if revision is not None:
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
         return SourceFiles("files", given, None, part.license, _local(given, subset, part))
-    by_name = {hub.name: hub for hub in part.hubs}
-    if given is None:
-        hubs = part.hubs
-    else:
-        hubs = (by_name.get(given, Hub(given)),)
+    hubs = part.hubs
+    if given is not None:
+        hubs = tuple(hub for hub in part.hubs if hub.name == given) or (Hub(given),)
     problems = []
     for hub in hubs:
+        if subset is not None:
+            hub = Hub(hub.name, (subset,), hub.license)
         try:
-            return _from_hub(hub if subset is None else Hub(hub.name, (subset,), hub.license), part, revision)
+            return _from_hub(hub, part, revision)
         except DataNotFound as problem:
             problems.append(str(problem))
-    if len(hubs) == 1:
-        others = ""
-    else:
-        others = f" (nor {', '.join(hub.name for hub in hubs[1:])})"
+    what = f"{part.name}: {problems[0]}"
+    if len(hubs) > 1:
+        what += f" (nor {', '.join(hub.name for hub in hubs[1:])})"
     command = f"hf download --repo-type dataset {hubs[0].name}"
     copy = "give a copy with --from PATH (Parquet, JSON Lines, JSON or CSV)"
-    remedy = f"{copy}, or download it where there is a network: {command}"
-    raise UserError(f"{part.name}: {problems[0]}{others}", remedy=remedy)
+    raise UserError(what, remedy=f"{copy}, or download it where there is a network: {command}")
 
 
 def _is_hub_name(given: str) -> bool:
@@ -94,36 +94,57 @@ def _local(given: str, subset: str | None, part: Part) -> BySide:
     if place.is_dir():
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
             raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
-        return _sides(_found(place, () if subset is None else (subset,), given), part, given)
-    if place.is_file():
-        paths = [place]
-    else:
+        subsets = () if subset is None else (subset,)
+        return _sides(_found(place, subsets, given), part, given)
+    paths = [place]
+    if not place.is_file():
         paths = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
         raise UserError(message, remedy="write a pattern such as 'data/*.parquet'")
-    return _sides({part.side: [(path, path.name) for path in paths if is_data_file(path)]}, part, given)
+    files = [(path, path.name) for path in paths if is_data_file(path)]
+    return _sides({part.side: files}, part, given)
 
 
 def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
     """Find the data files below a folder by split, as `datasets` tells it from the names of files and folders."""
 
-    def inside(*names: str) -> Path | None:
-        tops = (folder, folder / "data")
-        return next((top / name for top in tops for name in names if (top / name).is_dir()), None)
-
-    starts = [start for name in subsets if (start := inside(name))]
+    found = [_subfolder(folder, [name]) for name in subsets]
+    starts = [start for start in found if start is not None]
     sides: BySide = defaultdict(list)
-    for start in starts or [folder if subsets else inside(*_DEFAULT_SUBSETS) or folder]:
+    if starts:
+        searched = starts
+    elif subsets:  # configurations that are files: aime2025-I.jsonl
+        searched = [folder]
+    else:
+        searched = [_subfolder(folder, _DEFAULT_SUBSETS) or folder]
+    for start in searched:
         for side, paths in split_files(start).items():
             sides[side] += [(path, path.relative_to(folder).as_posix()) for path in paths]
-    if subsets and not starts:  # configurations that are files: aime2025-I.jsonl
-        named = [pair for of in sides.values() for pair in of if any(n.lower() in pair[1].lower() for n in subsets)]
-        sides = {"": named}
-        starts = [path for path, _ in named]
+    if subsets and not starts:
+        sides = {"": [(path, name) for path, name in _all_files(sides) if _names_one_of(name, subsets)]}
+        starts = [path for path, _ in sides[""]]
     if len(starts) < len(subsets):
         raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
     return sides
+
+
+def _subfolder(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first folder of these names in a folder, or in its `data`."""
+    for top in (folder, folder / "data"):
+        for name in names:
+            if (top / name).is_dir():
+                return top / name
+    return None
+
+
+def _all_files(sides: BySide) -> NamedFiles:
+    """The files of all sides."""
+    return list(chain.from_iterable(sides.values()))
+
+
+def _names_one_of(file: str, subsets: Sequence[str]) -> bool:
+    return any(subset.lower() in file.lower() for subset in subsets)
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
@@ -136,10 +157,11 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
     except FileNotFoundError:
         return {}
     whole = Path(os.path.abspath(folder))  # as `datasets` names it; messages name files as the user does
-    return {
-        str(side): [path for name in sorted(names) if is_data_file(path := folder / Path(name).relative_to(whole))]
-        for side, names in found.items()
-    }
+    sides: dict[str, list[Path]] = {}
+    for side, names in found.items():
+        paths = [folder / Path(name).relative_to(whole) for name in sorted(names)]
+        sides[str(side)] = list(filter(is_data_file, paths))
+    return sides
 
 
 def _sides(files: BySide, part: Part, given: str) -> BySide:
@@ -150,11 +172,11 @@ def _sides(files: BySide, part: Part, given: str) -> BySide:
         chosen = {"train": files.get("train") or files.get(""), "test": files.get("test")}
     sides = {side: of for side, of in chosen.items() if of}
     if part.side not in sides:
-        seen = ", ".join([name for of in files.values() for _, name in of][:5]) or "no data file"
+        seen = ", ".join(name for _, name in _all_files(files)[:5]) or "no data file"
         raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines or JSON")
     # `-00000-of-00002` without `-00001-of-00002` is an interrupted download
-    names = [name for of in sides.values() for _, name in of]
-    shards = Counter((match[1], match[3]) for name in names if (match := _SHARD.fullmatch(name)))
+    matches = [_SHARD.fullmatch(name) for _, name in _all_files(sides)]
+    shards = Counter((match[1], match[3]) for match in matches if match is not None)
     for (stem, count), seen_shards in shards.items():
         if seen_shards != int(count):
             raise DataNotFound(f"{given} holds {seen_shards} of the {int(count)} files {stem}-*-of-{count}")
@@ -164,12 +186,13 @@ def _sides(files: BySide, part: Part, given: str) -> BySide:
 def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     from huggingface_hub import constants, snapshot_download
 
-    patterns = [f"*{suffix}{packed}" for suffix in SUFFIXES for packed in ("", ".gz")]
+    patterns = [f"*{suffix}" for suffix in SUFFIXES] + [f"*{suffix}.gz" for suffix in SUFFIXES]
     disabled = constants.HF_HUB_OFFLINE
     offline = disabled or not hub_is_reachable()
     hub_state = "is off (HF_HUB_OFFLINE)" if disabled else "can't be reached"
     problem = f"{hub.name} is not in the cache, and the hub {hub_state}"
-    for cached in (True,) if offline else (True, False):
+    places = [True] if offline else [True, False]  # the cache, then the hub
+    for cached in places:
         try:
             snapshot = snapshot_download(
                 hub.name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=cached

@@ -88,8 +88,10 @@ def after_hashes(raw: Any) -> Canonical:
     """GSM8K: the number after the last `####`, or a text that is a number. `70,000` is `70000`, `$5.` is `5`."""
     _, marker, tail = str(raw).rpartition("####")
     number = as_number(tail)
+    if number is None and marker:
+        return None, "has no number after ####"
     if number is None:
-        return None, "has no number after ####" if marker else "has no ####"
+        return None, "has no ####"
     return _number_text(number), ""
 
 
@@ -98,8 +100,10 @@ def expression(raw: Any) -> Canonical:
     text = str(raw).strip()
     if "\\boxed" in text or "\\fbox" in text:
         boxed = last_boxed(text)
-        if boxed is None and (boxes := _UNBRACED_BOX.findall(text)):
-            boxed = boxes[-1][0] or boxes[-1][1]
+        unbraced = _UNBRACED_BOX.findall(text)
+        if boxed is None and unbraced:
+            first, second = unbraced[-1]
+            boxed = first or second
         if boxed is None:
             return None, "has a \\boxed that never closes"
         text = boxed.strip()

@@ -75,7 +75,8 @@ def prepare(
     Raises:
         UserError: damaged files, too many unreadable answers, no rows left, `out` exists. Nothing is written then.
     """
-    template = resolve_template(options.template if options.template is not None else part.template, options.system)
+    asked = part.template if options.template is None else options.template
+    template = resolve_template(asked, options.system)
     held_out = _held_out_share(part, source, options)
     check = partial(refuse_existing, overwrite=overwrite)
     if not dry_run:
@@ -92,11 +93,10 @@ def prepare(
         _refuse_empty(part, sides, files)
         card = build_card(part, source, template, options, held_out, command, sides, overlap, outcome, files)
         write_card(folder, card)
+    own_test = None
     written = card["outputs"].get("test.parquet")
-    questions = [item.question for item, _ in outcome.kept["test"]]
-    if written is None:
-        own_test = None
-    else:
+    if written is not None:
+        questions = [item.question for item, _ in outcome.kept["test"]]
         own_test = EvalSet(out.name, questions, written["sha256"])
     return PreparedFolder(out, card, own_test, tuple(_notes(part, source, card)))
 
@@ -166,11 +166,14 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
     # the number of training questions with an n-gram is known only after all were compared
     matches_of_rows = [overlap.find(item.question, count=not test) for item, _, test in training]
     for (item, repeats, test), matches in zip(training, matches_of_rows, strict=True):
-        evidence = overlap.contaminated(matches, _OWN_TEST if test else None)
+        own_set = _OWN_TEST if test else None
+        evidence = overlap.contaminated(matches, own_set)
         if evidence:
             outcome.contaminated.append((item, evidence))
+        elif test:
+            outcome.kept["test"].append((item, repeats))
         else:
-            outcome.kept["test" if test else "train"].append((item, repeats))
+            outcome.kept["train"].append((item, repeats))
     return outcome
 
 
@@ -200,11 +203,10 @@ def load_eval_set(given: str) -> EvalSet:
     """Load the distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
     UserError if it does not exist, or has no questions."""
     place = Path(given).expanduser()
+    path = given
     if (place / "test.parquet").is_file():
         path = str(place / "test.parquet")
-    else:
-        path = given
-    if path == given and (place / CARD).is_file():
+    elif (place / CARD).is_file():
         raise UserError(f"against={given!r} has no test.parquet: nothing is evaluated on it; leave it out")
     try:
         files = locate_files(_ANY, path)
@@ -255,11 +257,10 @@ def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
     """Yield lines with the result of each step."""
     card = done.card
     against = done.card["overlap"]["against"]
+    source = card["source"]["name"]
     if card["source"]["revision"]:
-        at = f" at {card['source']['revision'][:12]}"
-    else:
-        at = ""
-    yield f"{card['name']}  from {card['source']['name']}{at}"
+        source += f" at {card['source']['revision'][:12]}"
+    yield f"{card['name']}  from {source}"
     sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])
     for side, counts in card["counts"].items():
         explanations = {
@@ -272,23 +273,25 @@ def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
         }
         for key, text in explanations.items():
             if counts[key] or key == "rows":
+                first = side if key == "rows" else ""
                 word = key.removesuffix("_rows")
-                yield f"  {side if key == 'rows' else '':<5} {counts[key]:>11,} {word:<13}{text}".rstrip()
+                yield f"  {first:<5} {counts[key]:>11,} {word:<13}{text}".rstrip()
     if "train" in card["counts"]:
+        compared = ", ".join(of["set"] for of in against) or "no evaluation set"
         alone = not any(of["sha256"] for of in against) and card["split"]["held_out"] is not None
-        remedy = "; prepare some first, or name them with --against" if alone else ""
-        named = ", ".join(of["set"] for of in against) or "no evaluation set"
-        yield f"  compared with {named}{' alone' if alone and against else ''}{remedy}"
+        if alone and against:
+            compared += " alone"
+        if alone:
+            compared += "; prepare some first, or name them with --against"
+        yield f"  compared with {compared}"
+    wrote = "would write" if dry_run else "wrote"
+    held_out = card["split"]["held_out"]
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
-            held_out = None
-            if name == "test.parquet":
-                held_out = card["split"]["held_out"]
-            if held_out:
-                how = f"  held out: {held_out:.3g} by hash"
-            else:
-                how = ""
-            yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
+            line = f"  {wrote} {done.folder / name}  {facts['rows']:,} rows"
+            if name == "test.parquet" and held_out:
+                line += f"  held out: {held_out:.3g} by hash"
+            yield line
     yield from (f"  note: {note}" for note in done.notes)
     if not dry_run:
         yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")

@@ -66,8 +66,10 @@ def resolve_template(text: str, system: str | None = None) -> Template:
     elif "{" not in text and not text.startswith("@"):
         remedy = f"take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
         raise FieldError("template", text, "is not a template", remedy=remedy)
+    elif text.startswith("@"):
+        template = Template("own", _from_file(text.removeprefix("@")))
     else:
-        template = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
+        template = Template("own", text.replace("\\n", "\n"))
     require_question_template(template.text)
     if system is None:
         return template
@@ -78,5 +80,6 @@ def _from_file(name: str) -> str:
     try:
         return read_text(Path(name).expanduser()).removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        wrong = f"can't be read ({error.strerror if isinstance(error, OSError) else 'is not UTF-8 text'})"
-        raise FieldError("template", f"@{name}", wrong, remedy="name a text file that holds {question}") from None
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
+        remedy = "name a text file that holds {question}"
+        raise FieldError("template", f"@{name}", f"can't be read ({why})", remedy=remedy) from None

@@ -136,37 +136,32 @@ def read_row(values: Values) -> SourceQuestion:
     copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution. A whole
     chat: its user's only turn is the question, and the assistant's turn after it the answer, unless a column has that.
     """
-    if not any(name in values for name in QUESTION) and (column := next((n for n in CHATS if n in values), None)):
-        values = {**_chat(values[column], column), **values}
-    chat = "prompt" in values and "reward_model" in values
-    if chat:
-        name = "prompt"
-    else:
-        name = next((name for name in QUESTION if name in values), "")
-    if name in ("prompt", ""):
+    if not any(name in values for name in QUESTION):
+        column = next((name for name in CHATS if name in values), None)
+        if column is not None:
+            values = {**_chat(values[column], column), **values}
+    if "prompt" in values and "reward_model" in values:
+        question = _last_user_message(values["prompt"])
+        rule = _object(values["reward_model"])
+        extra = _object(values.get("extra_info") or {})
+        return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
+    name = next((name for name in QUESTION if name in values), "prompt")
+    if name == "prompt":
         question = _last_user_message(values["prompt"])
     else:
         question = _text(values[name])
-    if chat:
-        rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
-        return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
     answer = next((values[name] for name in ("answer", "Answer") if values.get(name) not in (None, "")), None)
     if name == "prompt":
         return SourceQuestion(question, values.get("solution", answer))
+    solution = _first(values, *SOLUTION)
     before, marker, _ = str(answer).rpartition("####")
     if marker:
         solution = before.strip() or None
-    else:
-        solution = _first(values, *SOLUTION)
-    level = str(values.get("level")).removeprefix("Level ").strip()  # `Level 5`, `5` or 5; `Level ?` is unknown
-    return SourceQuestion(
-        question,
-        solution if answer is None else answer,
-        solution,
-        _first(values, *SUBJECT),
-        int(level) if level in {"1", "2", "3", "4", "5"} else None,
-        _first(values, *NAME),
-    )
+    if answer is None:
+        answer = solution
+    written = str(values.get("level")).removeprefix("Level ").strip()  # `Level 5`, `5` or 5; `Level ?` is unknown
+    level = int(written) if written in {"1", "2", "3", "4", "5"} else None
+    return SourceQuestion(question, answer, solution, _first(values, *SUBJECT), level, _first(values, *NAME))
 
 
 def _chat(value: Any, column: str) -> Values:
@@ -178,8 +173,10 @@ def _chat(value: Any, column: str) -> Values:
     users = [message["content"] for message in chat if message["role"] == "user"]
     if len(users) != 1:
         raise ValueError(f"the chat has {len(users)} turns of the user, but a question must be a single one")
-    last = chat[-1]
-    return {"question": users[0]} | ({"answer": last["content"]} if last["role"] == "assistant" else {})
+    read = {"question": users[0]}
+    if chat[-1]["role"] == "assistant":
+        read["answer"] = chat[-1]["content"]
+    return read
 
 
 def _text(question: Any) -> str:

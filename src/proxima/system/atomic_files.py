@@ -82,8 +82,10 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace the content of `path` (text as UTF-8), all or nothing."""
+    if isinstance(content, str):
+        content = content.encode("utf-8")
     with atomic_writer(path) as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.write(content)
 
 
 def ordinary_modes(folder: Path) -> None:

@@ -120,7 +120,10 @@ def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = No
         raise TooLargeError(f"more than {MAX_CONTAINERS:,} objects and lists")
     level = 0
     for bracket in pairs[: 2 * MAX_CONTAINERS]:
-        level += 1 if bracket in b"[{" else -1
+        if bracket in b"[{":
+            level += 1
+        else:
+            level -= 1
         if level > MAX_DEPTH:
             raise TooLargeError(f"more than {MAX_DEPTH} levels of objects and lists")
     try:

@@ -51,7 +51,9 @@ def lock(file: int | IO[Any], *, shared: bool = False, wait: bool = False) -> No
         BlockingIOError: another process holds it. OSError: its file system has no locks.
     """
     how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    fcntl.flock(file, how if wait else how | fcntl.LOCK_NB)
+    if not wait:
+        how |= fcntl.LOCK_NB
+    fcntl.flock(file, how)
 
 
 def kernel_id() -> bytes:

@@ -68,7 +68,8 @@ class FileLock:
         self.path = path
         self.shared = shared
         self.replaced = False
-        self.file = open_regular(path, "rb" if shared else "ab")
+        mode = "rb" if shared else "ab"
+        self.file = open_regular(path, mode)
         try:
             self._acquire()
         except BaseException:

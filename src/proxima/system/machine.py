@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,19 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     parameters)."""
     import torch
 
-    cuda = torch.cuda.is_available()
+    devices = ["cpu"]
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    versions = {name: package_version(name) for name in PACKAGES}
     compiled = sys.modules.get("proxima.kernels.compiled")  # None: nothing that is loaded needs kernels
+    kernels = None if compiled is None else compiled.kernels_in_words()
+    words = list(sys.argv)
+    if words:
+        words[0] = Path(words[0]).name
     return {
         "proxima": __version__,
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := package_version(name)) is not None},
+        "packages": {name: version for name, version in versions.items() if version is not None},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": processor_name(),
@@ -63,14 +71,14 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
         "torch": {
             "threads": torch.get_num_threads(),
             "interop_threads": torch.get_num_interop_threads(),
-            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+            "devices": devices,
             "cuda": torch.version.cuda,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
         },
-        "kernels": None if compiled is None else compiled.kernels_in_words(),
+        "kernels": kernels,
         "seed": seed,
         "model": dict(model or {}),
-        "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
+        "command": " ".join(words),
     }
 
 
@@ -123,7 +131,7 @@ def withheld_flags() -> frozenset[str]:
     for variable, levels in CEILINGS.items():
         value = os.environ.get(variable, "").lower()
         highest = min(highest, levels.get(value, highest))
-    beyond = tuple(prefix for level in LEVELS[highest + 1 :] for prefix in level)
+    beyond = tuple(chain.from_iterable(LEVELS[highest + 1 :]))
     return frozenset(flag for flag in _said("flags").split() if flag.startswith(beyond))
 
 
@@ -151,7 +159,8 @@ def memory_bytes() -> tuple[int | None, int | None]:
     not report them."""
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-        total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+        total = _kibibytes(facts["MemTotal"])
+        free = _kibibytes(facts["MemAvailable"])
     except (OSError, KeyError, ValueError):
         return None, None
     try:
@@ -160,6 +169,11 @@ def memory_bytes() -> tuple[int | None, int | None]:
     except (OSError, ValueError):
         return total, free
     return min(total, limit), min(free, limit - used)
+
+
+def _kibibytes(text: str) -> int:
+    """The bytes of `  16384 kB`."""
+    return int(text.split()[0]) * 1024
 
 
 def peak_memory_bytes() -> int:
@@ -173,7 +187,8 @@ def gemm_rate(dtype: str, device: str = "cpu", size: int = 0, seconds: float = 0
     that fills the device."""
     import torch
 
-    size = size or (4096 if device.startswith("cuda") else 1024)
+    if size == 0:
+        size = 4096 if device.startswith("cuda") else 1024
     kind = getattr(torch, dtype)
     a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
 

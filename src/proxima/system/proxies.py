@@ -58,4 +58,7 @@ def exempt_this_machine(environment: Mapping[str, str] = os.environ, *, always: 
 
 def named_proxies(environment: Mapping[str, str]) -> list[str]:
     """The variables that name a proxy."""
-    return [name for low in PROXIES for name in (low, low.upper()) if environment.get(name)]
+    names: list[str] = []
+    for name in PROXIES:
+        names += [name, name.upper()]
+    return [name for name in names if environment.get(name)]
