@@ -104,14 +104,7 @@ class CommandFormatter(argparse.RawDescriptionHelpFormatter):
         """Wrap the prose of a docstring again; lines of commands and ends of sentences stay."""
         lines = list[str]()
         for line in text.strip().splitlines():
-            if (
-                line
-                and lines
-                and lines[-1]
-                and not _is_command(line)
-                and not _is_command(lines[-1])
-                and lines[-1][-1] not in ".:"
-            ):
+            if lines and _goes_on(lines[-1], line):
                 lines[-1] += f" {line}"
             else:
                 lines.append(line)
@@ -120,6 +113,13 @@ class CommandFormatter(argparse.RawDescriptionHelpFormatter):
             if not _is_command(line):
                 lines[i] = textwrap.fill(line, wide, break_on_hyphens=False)
         return "\n".join(lines)
+
+
+def _goes_on(before: str, line: str) -> bool:
+    """True if a line continues the sentence of the line before it."""
+    if not line or not before or _is_command(line) or _is_command(before):
+        return False
+    return before[-1] not in ".:"
 
 
 def _is_command(line: str) -> bool:

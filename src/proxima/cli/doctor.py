@@ -80,7 +80,10 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
         f"packages  {packages}",
         f"optional  {installed or 'none'}",
-        *([f"          not installed: {', '.join(missing)}"] if missing else []),
+    ]
+    if missing:
+        report.append(f"          not installed: {', '.join(missing)}")
+    report += [
         f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
         f"devices   {devices or 'cpu only'}",
         f"memory    {shown}",

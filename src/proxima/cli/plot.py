@@ -145,7 +145,8 @@ def _write(figure: Drawing, out: str) -> None:
     file = Path(out)
     replaced = file.is_file()
     written = write_figure(figure, file)
-    print(f"{written} (replaced)" if replaced else written)
+    note = " (replaced)" if replaced else ""
+    print(f"{written}{note}")
 
 
 COMMAND = {"surrogate": surrogates_figure, "threshold": threshold_figure, "divergence": divergence_figure}

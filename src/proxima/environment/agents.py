@@ -59,8 +59,12 @@ class AgentJob:
         return {"row": dict(self.row), "base_url": self.base_url, "api_key": self.api_key, "model": self.model}
 
     def variables(self, base_url: str = "") -> dict[str, str]:
-        """The environment variables of the clients of OpenAI and of Anthropic, for an agent that reaches the endpoint
-        at `base_url`, that of a sandbox or container, and asks no proxy for it."""
+        """The environment variables that the clients of OpenAI and Anthropic read.
+
+        Args:
+            base_url: where a sandbox or container reaches the endpoint, for which no proxy is asked; empty: the agent
+                runs on this machine.
+        """
         url = base_url or self.base_url
         client = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
         client["ANTHROPIC_BASE_URL"] = url.removesuffix("/v1")  # its client adds it

@@ -177,7 +177,8 @@ def read_corpus(path: str) -> tuple[list[str], Any]:
             try:
                 row = load_json(line)
                 title = row.get("title")
-                passages.append(f"{title}: {row['text']}" if title else str(row["text"]))
+                text = str(row["text"])
+                passages.append(f"{title}: {text}" if title else text)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 bound = f"has a line {number} that is not a passage: {type(error).__name__}: {error}"
                 raise FieldError("corpus", path, bound, remedy='write {"text": ...} in each line') from error

@@ -138,7 +138,8 @@ class ConcurrentInstance(Instance):
             self._hosts.ended(self, self._free)
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
-        self._clock = clock = EpisodeClock(self._hosts.seconds - self.seconds)
+        clock = EpisodeClock(self._hosts.seconds - self.seconds)
+        self._clock = clock
         try:
             return await self._run_by(clock, job, **arguments)
         except EnvironmentFailure as failure:
@@ -181,7 +182,8 @@ class ConcurrentInstance(Instance):
         return self._environment
 
     async def _open_environment(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        environment = self._environment = self._hosts.make()
+        environment = self._hosts.make()
+        self._environment = environment
         environment.shared = self._hosts.shared
         environment.clock = self._clock
         result = await environment.reset(**reset_arguments(environment, row, seed))

@@ -98,7 +98,9 @@ class Log(io.RawIOBase):
         self.label = f"[{os.getpid()} {label}] ".encode(errors="replace")
         self.left = CALL_BYTES
         self.inside = False
-        sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
+        stream: io.TextIOWrapper[Any] = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
+        sys.stdout = stream
+        sys.stderr = stream
         if path == self.path:
             return
         faulthandler.disable()
@@ -153,7 +155,8 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(seed % 2**32)
-    environment = _environments[number] = _make()
+    environment = _make()
+    _environments[number] = environment
     reset = member(environment, "reset")
     result = None
     if reset:

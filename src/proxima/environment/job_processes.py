@@ -229,10 +229,11 @@ class JobProcess:
             holder = message["held_by"]
             if holder is not None and not isinstance(holder, int):
                 raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
-            late = next((number for number, told in [*self.stopping.items()] if not told), None)
-            number = late if holder is None else holder
-            if number is not None:
-                self._kill_for(number)
+            if holder is None:  # one that was cancelled, and whose event loop has not been told
+                stopping = list(self.stopping.items())  # another thread may change it
+                holder = next((number for number, told in stopping if not told), None)
+            if holder is not None:
+                self._kill_for(holder)
             return
         number = message.get("id")
         if not isinstance(number, int) or not message.keys() & ANSWERS:

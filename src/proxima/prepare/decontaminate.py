@@ -70,18 +70,21 @@ class OverlapIndex:
         """Add the questions of an evaluation set."""
         self.sets.append(eval_set)
         for number, question in enumerate(eval_set.questions):
-            self._exact.setdefault(text_hash(comparison_text(question)), []).append((eval_set.name, number))
+            where = (eval_set.name, number)
+            text = text_hash(comparison_text(question))
+            self._exact.setdefault(text, []).append(where)
             grams = self._grams_of(question)
-            self._facts[eval_set.name, number] = len(grams), _numbers(question)
+            self._facts[where] = (len(grams), _numbers(question))
             for gram in grams:
-                self._grams.setdefault(gram, []).append((eval_set.name, number))
+                self._grams.setdefault(gram, []).append(where)
 
     def find(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
         """Return the evaluation questions that a question overlaps with, those with the same text first. With `count`,
         its n-grams count towards `common`, as for a training question."""
         if not self._exact:
             return []
-        same = self._exact.get(text_hash(comparison_text(question)), [])
+        text = text_hash(comparison_text(question))
+        same = self._exact.get(text, [])
         shared = [gram for gram in self._grams_of(question) if gram in self._grams]
         if count:
             self._seen.update(shared)

@@ -131,14 +131,14 @@ class Deduplicator:
         """Yield the distinct questions in the order of their first row."""
         for entries in self._found.values():
             answers = {item.answer: rows for item, rows in entries.values()}
-            first = next(iter(entries.values()))[0]
+            first, _ = next(iter(entries.values()))
             repeats = sum(answers.values())
             most, rows = max(entries.values(), key=lambda entry: entry[1])
-            majority = most if 2 * rows > repeats else None
-            if len(answers) == 1:
+            kept = None
+            if len(answers) == 1 or self._rule == "first":
                 kept = first
-            else:
-                kept = {"drop": None, "first": first, "majority": majority}[self._rule]
+            elif self._rule == "majority" and 2 * rows > repeats:
+                kept = most
             yield UniqueQuestion(kept, repeats, answers, first.question)
 
 

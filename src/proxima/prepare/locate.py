@@ -206,7 +206,8 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
                 reason = " ".join(str(error).split())[:160]
                 problem = f"{hub.name} can't be fetched: {type(error).__name__}: {reason}"
         else:
-            if part.side == "train" and "test" in part.published and "test" not in sides and cached and not offline:
+            lacks_test = part.side == "train" and "test" in part.published and "test" not in sides
+            if lacks_test and cached and not offline:
                 continue  # the cache is incomplete
             return SourceFiles("hub", hub.name, folder.name, hub.license, sides)  # a snapshot is named by its commit
     raise DataNotFound(problem)

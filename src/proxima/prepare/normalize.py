@@ -45,11 +45,14 @@ def comparison_text(text: str) -> str:
     `Compute $2^{10}$.` equals `compute 2^{10}`, and `2+2?` differs from `2-2?`. A question without words or signs is
     only normalized.
     """
-    return " ".join(_WORD_OR_SIGN.findall(_casefolded(text).replace("\u2212", "-"))) or normalize(text)
+    with_minus = _casefolded(text).replace("\u2212", "-")
+    words = _WORD_OR_SIGN.findall(with_minus)
+    return " ".join(words) or normalize(text)
 
 
 def _casefolded(text: str) -> str:
-    return unicodedata.normalize("NFKC", strip_instructions(INVISIBLE.sub("", text))).casefold()
+    question = strip_instructions(INVISIBLE.sub("", text))
+    return unicodedata.normalize("NFKC", question).casefold()
 
 
 _UNBRACED_BOX = re.compile(r"\\boxed\s+([^\s${}]+)|\\boxed([0-9])")

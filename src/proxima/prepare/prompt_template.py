@@ -27,7 +27,8 @@ class Template:
 
     def messages(self, question: str) -> list[Message]:
         """Return the chat that asks the question."""
-        return [*with_system(user_message(fill(self.text, {"question": question})), self.system)]
+        text = fill(self.text, {"question": question})
+        return list(with_system(user_message(text), self.system))
 
 
 TEMPLATES: dict[str, Template] = {

@@ -108,8 +108,11 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
 def error_arguments(error: BaseException) -> list[Any]:
     """The arguments of an exception if they are short plain values, else its message."""
     plain = len(error.args) <= 2 and all(type(each) in (str, int, float) for each in error.args)
-    arguments = error.args if plain else [str(error)]
-    return [each[:300] if type(each) is str else each for each in arguments]
+    arguments = list(error.args) if plain else [str(error)]
+    for i, argument in enumerate(arguments):
+        if type(argument) is str:
+            arguments[i] = argument[:300]
+    return arguments
 
 
 def serve_objects(channel: LineChannel) -> None:

@@ -1,9 +1,11 @@
 """Runs one command and makes sure that none of its processes outlives proxima. Its arguments are SECONDS COMMAND….
 
-It runs in a separate interpreter, because proxima may be killed without a chance to clean up. The command has the
-standard streams. Only proxima holds the other end of its channel. When that end closes, when the parent process
-changes, or on SIGTERM, the command receives SIGTERM, and after SECONDS its whole process group and every process that
-it left behind receive SIGKILL. The exit code is the command's, 128 + N after signal N. Standard library only.
+It runs in a separate interpreter, because proxima may be killed without a chance to clean up. Only proxima holds the
+other end of its channel. The command has the standard streams.
+
+The command is ended when that end closes, when the parent process changes, or on SIGTERM: it receives SIGTERM, and
+after SECONDS its process group, and every process that it left behind, receive SIGKILL. The exit code is the
+command's, or 128 + N after signal N. Standard library only.
 """
 
 import os

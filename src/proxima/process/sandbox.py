@@ -203,8 +203,8 @@ def fallback_note(choice: str) -> str:
 
 
 def python_sources(file: Path) -> list[str]:
-    """The Python files and packages from which a module in this file may import its neighbours, and those in the
-    folders of PYTHONPATH, but no other file there, such as a run's."""
+    """The modules and packages that a module in this file may import: those beside it, and those in the folders of
+    PYTHONPATH. Other files there, such as a run's, are left out."""
     folders = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     for folder in (file.absolute().parent, file.resolve().parent):  # the same, unless a link leads to it
         while (folder / "__init__.py").exists():

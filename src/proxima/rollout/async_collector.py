@@ -119,21 +119,21 @@ class AsyncCollector(DrawingCollector):
         self.limit = limit
         self.refill = refill
         self.listener = listener
-        # steps; a step in training is taken, but not finished
-        self._taken = finished
+        self._taken = finished  # steps; the one that trains now is taken, but not finished
         self._finished = finished
         entries = [EnqueuedPrompt.restored(group, pending) for group in pending.groups]
         entries += [EnqueuedPrompt(prompt) for prompt in pending.prompts]
-        self._entries = {entry.uid: entry for entry in sorted(entries, key=lambda entry: entry.uid)}
+        entries.sort(key=lambda entry: entry.uid)
+        self._entries = {entry.uid: entry for entry in entries}  # in the order of the data
         self._tasks: set[asyncio.Task[None]] = set()
-        self._judging = False
-        self._woken = False
+        self._judging = False  # a block of groups
+        self._woken = False  # `_advance` will run
         self._abandoned = False
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
-        self._stalls = 0
+        self._changed = asyncio.Event()  # since `collect` looked last
+        self._failure: BaseException | None = None  # ends the run
+        self._stalls = 0  # of the step: how often `max_lag` began to keep a place of the engine empty
         self._stalled = False
-        self._paused = False
+        self._paused = False  # the engine samples no token
         if generator.episodes is None:
             self._idle = IdleTime(generator.now)
         else:  # the engine is idle, too, while all episodes wait for their environments
@@ -186,7 +186,8 @@ class AsyncCollector(DrawingCollector):
             self.listener.rewarded(min(ready, self.limit.prompts), self.limit.prompts)
             batch = self._next_batch()
             if batch is not None:
-                return self._take(*batch, evicted, version)
+                accepted, rejected = batch
+                return self._take(accepted, rejected, evicted, version)
             self._changed.clear()
             await self._changed.wait()
 
@@ -289,7 +290,8 @@ class AsyncCollector(DrawingCollector):
         columns = [completion.versions for completion in completions if completion.generated]
         lags = Counter[int]()  # tokens; one completion at a time, since a whole batch takes gigabytes
         for column in columns:
-            lags.update(dict(enumerate(np.bincount(version - column).tolist())))
+            tokens_by_lag = np.bincount(version - column).tolist()
+            lags.update(dict(enumerate(tokens_by_lag)))
         mixed = sum(bool(column[0] != column[-1]) for column in columns)  # versions only grow
         return {
             "async/queue": queue,

@@ -183,7 +183,10 @@ class Collector:
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
         """Return all completions not yet used by a step, including those of unfinished groups, each with its prompt."""
-        return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
+        held: list[tuple[Prompt, Completion]] = []
+        for group in self.pending().groups:
+            held += [(group.prompt, completion) for completion in group.completions]
+        return held
 
     def judged(self, judgements: Mapping[int, Judgement]) -> None:
         """Learn at the end of a step what its groups were; see `PromptSource.judged`."""
@@ -274,18 +277,23 @@ class BatchCollector(DrawingCollector):
         accepted = 0
         given_up = False
         limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
-        while len(usable) < self.prompts and not given_up and not 0 < limit <= batches:
+        while len(usable) < self.prompts and not given_up:
+            if 0 < limit <= batches:
+                break
             missing = self.prompts - len(usable)
-            fresh = await self._generate(self._next_prompts(missing, generated, accepted, history))
+            prompts = self._next_prompts(missing, generated, accepted, history)
+            fresh = await self._generate(prompts)
             batches += 1
             scoring_seconds += self.generator.scoring_seconds
             generated += fresh
+            reasons: Mapping[int, str] = {}
             if self.refill:
                 reasons = await self.refill.reject(fresh)
-            else:
-                reasons = {}
-            usable += [group for group in fresh if group.prompt.uid not in reasons]
-            dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
+            for group in fresh:
+                if group.prompt.uid in reasons:
+                    dropped.append((group, reasons[group.prompt.uid]))
+                else:
+                    usable.append(group)
             accepted += len(fresh) - len(reasons)
             given_up = self.refill is not None and self.refill.gives_up(batches, generated)
         stops = self.refill is not None and self.refill.sampling.exhausted == "stop"
@@ -347,7 +355,8 @@ class BatchCollector(DrawingCollector):
         rate = running_acceptance(history(), judged, accepted)
         most = MAX_OVERSAMPLE * self.prompts
         if self.source.pool is None:
-            return self.source.next(min(math.ceil(missing / rate), most))
+            expected = math.ceil(missing / rate)
+            return self.source.next(min(expected, most))
         return self.source.next_useful(missing, rate, most)
 
 

@@ -184,7 +184,8 @@ class SourceRewards:
         """See `RewardRunner.score_batch`: a whole batch is that of one list of rewards."""
         parts: dict[int, list[Group]] = {}
         for group in groups:
-            parts.setdefault(id(self.of(group.prompt)), []).append(group)
+            runner = self.of(group.prompt)
+            parts.setdefault(id(runner), []).append(group)
         scored: dict[int, Group] = {}
         for of_runner in parts.values():
             for group in await self.of(of_runner[0].prompt).score_batch(of_runner):

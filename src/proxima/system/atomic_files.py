@@ -119,8 +119,8 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
     process that makes the same folder removes the first at once, and the second when there is a `target` again.
 
     Args:
-        check: raises if `target` must not be replaced; called at the beginning and before the rename, so that of two
-            processes that make the same folder, the second to finish is refused as if it had started later.
+        check: raises if `target` must not be replaced. It is called at the beginning and again before the rename: of
+            two processes that make the same folder, the second to finish is refused.
     """
     check(target)
     target = target.resolve()

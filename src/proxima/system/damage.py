@@ -51,8 +51,8 @@ def reading(path: Path | str, remedy: str = RESTORE, role: str = "") -> Iterator
 
 
 def check_columns(table: "pa.Table", fields: Mapping[str, "pa.Field"]) -> None:
-    """Raise ValueError if a column is not of the type in which it is written, has nulls that are never written, or its
-    content is no such values, such as bytes that are not UTF-8.
+    """Raise ValueError for a column with another type than it is written with, with nulls that are never written, or
+    with content that its type can't have, such as a text that is not UTF-8.
 
     Args:
         fields: the columns as they are written, by name; others may have any type.

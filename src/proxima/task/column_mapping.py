@@ -145,8 +145,8 @@ class ColumnMapping(SplitTask):
         return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
-        """Raise UserError for a column of images, video or sound, unless `metadata` or `images` names it, and for a
-        column of a chat's prompt, such as `documents`, that is not mapped."""
+        """Raise UserError for a column that the model should see and would not: images, video or sound, unless
+        `metadata` or `images` names it, or a part of a chat's prompt, such as `documents`, that is not mapped."""
         media = sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images})
         if media:
             remedy = f"remove it, or keep it for rewards with metadata=[{media[0]}]"

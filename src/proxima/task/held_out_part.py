@@ -179,9 +179,10 @@ def possible_share(rows: Rows) -> float | None:
     sides = set()
     for number in range(min(READ, len(rows))):
         try:
-            sides.add(is_held_out(question_of(rows[number]), share))
+            question = question_of(rows[number])
         except EmptyPromptError:
             continue
+        sides.add(is_held_out(question, share))
     return share if len(sides) == 2 else None
 
 

@@ -103,13 +103,16 @@ def offline_unless_reachable() -> Iterator[None]:
     import datasets.config
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    hub_is_off = constants.HF_HUB_OFFLINE
+    datasets_are_offline = datasets.config.HF_HUB_OFFLINE
     if not hub_is_reachable():
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        constants.HF_HUB_OFFLINE = True
+        datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        constants.HF_HUB_OFFLINE = hub_is_off
+        datasets.config.HF_HUB_OFFLINE = datasets_are_offline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,5 +46,7 @@ def normalize(text: str) -> str:
     spaces before a punctuation mark are removed (`2+2 ?`). Case is kept: `A` and `a` may be two quantities. NFKC also
     turns x² into x2; two questions that clash because of this show up as a conflict of answers.
     """
-    visible = strip_instructions(INVISIBLE.sub("", utf8(text)))
-    return _SPACE_BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", visible).split()))
+    visible = INVISIBLE.sub("", utf8(text))
+    question = unicodedata.normalize("NFKC", strip_instructions(visible))
+    one_line = " ".join(question.split())
+    return _SPACE_BEFORE_MARK.sub("", one_line)

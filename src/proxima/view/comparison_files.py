@@ -185,7 +185,8 @@ def compare_and_print(
     _show(comparison, unread)
     for name, cells in means.items():
         _show_metric(keys[name], cells)
-    print(f"\n{page} (replaced)" if replaced else f"\n{page}")
+    note = " (replaced)" if replaced else ""
+    print(f"\n{page}{note}")
 
 
 def _read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:

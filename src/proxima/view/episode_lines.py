@@ -25,7 +25,9 @@ def call_text(call: ToolCall) -> str:
     arguments = []
     for name, value in call.arguments.items():
         text = json.dumps(value, ensure_ascii=False)
-        arguments.append(f"{name}={text}" if name else text)
+        if name:
+            text = f"{name}={text}"
+        arguments.append(text)
     return f"{call.name}({', '.join(arguments)})"
 
 

@@ -1,7 +1,7 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TextIO
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from proxima.config.outcomes import Outcome, outcome_lines
 from proxima.data import UserError
 from proxima.data.errors import counted, suggestion
-from proxima.data.flow import Group, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.json_reader import load_json
 from proxima.data.outcomes import METRIC_ALIASES
 from proxima.evaluation.eval_run import EvalObserver, EvalOutcome
@@ -303,7 +303,8 @@ def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
             head += ":"
         lines.append(head)
         for first, second in pairs[:most]:
-            line = f"  {printable(' '.join(first.question.split()), LINE)}"
+            question = " ".join(first.question.split())
+            line = f"  {printable(question, LINE)}"
             answer = load_json(first.answer)
             if answer is not None:
                 line += f"  ({printable(_final(answer), LINE)})"
@@ -388,10 +389,7 @@ def outcome_text(outcome: EvalOutcome, form: Format, show: int) -> str:
     """The table of an evaluation in a format; as text, after the answers to the first `show` questions of each set; as
     JSON, with every answer."""
     if form == "json":
-        answers = {
-            name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
-            for name, groups in outcome.groups.items()
-        }
+        answers = {name: list(_answers(groups)) for name, groups in outcome.groups.items()}
         facts = {**outcome.result, "seconds": outcome.seconds, "folder": str(outcome.folder), "answers": answers}
         return table_as(form, (), (), facts)
     if form != "text":
@@ -430,13 +428,17 @@ def _mark(score: Score) -> str:
     return "right" if score.correct else "wrong"
 
 
-def _answer(group: Group, index: int) -> dict[str, Any]:
-    completion = group.completions[index]
-    score = group.scores[index]
+def _answers(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            yield _answer(group.prompt, completion, score)
+
+
+def _answer(prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
     reward = score.value if score.valid else None
     return {
-        "question": group.prompt.question,
-        "answer": group.prompt.answer,
+        "question": prompt.question,
+        "answer": prompt.answer,
         "sample": completion.sample,
         "text": completion.text,
         "correct": score.correct,
@@ -449,8 +451,15 @@ def _answer(group: Group, index: int) -> dict[str, Any]:
 def results_comparison(
     first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, form: Format = "text", show: int = 0
 ) -> str:
-    """The paired comparison of two results, each a folder of an evaluation or a run, and up to `show` questions of each
-    set that the second lost, and as many that it gained, with both answers.
+    """Compare two results, question by question, and return the text to print.
+
+    Args:
+        first_name, second_name: folders, each of an evaluation or a run.
+        metric: what is compared; None: the results' own headline.
+        seed: of the bootstrap.
+        form: of the text.
+        show: print up to so many questions of each set that the second lost, and as many that it gained, with both
+            answers.
 
     Raises:
         UserError: a folder has no result, or neither has the metric.

@@ -162,7 +162,8 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
     if len(values) > 1 and values[0] is not None and values[1] is not None:
         difference = values[1] - values[0]
         gain = signed(difference)
-        better = round(-difference if figure.lower_is_better else difference, 3) > 0
+        improvement = -difference if figure.lower_is_better else difference
+        better = round(improvement, 3) > 0
     places = 0 if figure.share else 3
     return {
         "title": figure.title,

@@ -103,7 +103,8 @@ def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, An
     those with the best answers; and the unreadable files."""
     samples: list[tuple[int, list[dict[str, Any]]]] = []
     unreadable: list[str] = []
-    for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
+    files = sorted(folder.rollouts.glob("[0-9]*.parquet"))
+    for file in _spread(files, SAMPLED_STEPS):
         try:
             with reading(file):
                 samples.append((int(file.stem), _step_samples(file, folder)))
@@ -117,13 +118,14 @@ def _step_samples(file: Path, folder: RunFolder) -> list[dict[str, Any]]:
     groups: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["prompt_uid"], []).append(row)
-    best = {
-        uid: max((r["reward"] for r in rows if r["reward"] is not None), default=-inf) for uid, rows in groups.items()
-    }
-    best_first = sorted(groups, key=lambda uid: -best[uid])
+    best_first = sorted(groups, key=lambda uid: -_best_reward(groups[uid]))
     failed = [uid for uid in groups if any(row["error"] is not None for row in groups[uid])]
-    shown = [*dict.fromkeys([*failed[:1], *best_first])][:SAMPLED_GROUPS]
+    shown = list(dict.fromkeys([*failed[:1], *best_first]))[:SAMPLED_GROUPS]
     return [_sample(groups[uid], folder.path) for uid in shown]
+
+
+def _best_reward(rows: Sequence[Mapping[str, Any]]) -> float:
+    return max((row["reward"] for row in rows if row["reward"] is not None), default=-inf)
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -134,7 +136,8 @@ def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     more = [name for name in ("episode", "images") if name in names]
     if more:
         rows = [row | of for row, of in zip(rows, read_rows(file, more), strict=True)]
-    return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]
+    last_of_each = {(row["prompt_uid"], row["sample"]): row for row in rows}
+    return list(last_of_each.values())
 
 
 def representative(group: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

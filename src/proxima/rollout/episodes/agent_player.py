@@ -301,6 +301,7 @@ class AgentEpisodes(EpisodePlayer):
         assert episode.last is not None
         text = episode.last.played.turns[-1].completion.text
         parts: Mapping[str, float] = {}
+        plain: float | Mapping[str, float] | None
         if isinstance(given, RewardWithParts):
             parts = given.parts
             plain = given.value
@@ -499,7 +500,8 @@ class AgentEpisodes(EpisodePlayer):
         if episode.broken is not None:
             raise ChatRefused(f"the episode has failed: {episode.broken}", code="episode_failed")
         if episode.turns + asked.answers > self.settings.turns:
-            episode.cut = episode.refused = "turns"
+            episode.cut = "turns"
+            episode.refused = "turns"
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
             talk = await self._talk(episode, asked, player)
@@ -535,7 +537,9 @@ class AgentEpisodes(EpisodePlayer):
         episode.refused = ""
         if most < room:
             return AskedTurn(talk, request, "")
-        return AskedTurn(talk, request, "context" if room == context_left else "tokens")
+        if room == context_left:
+            return AskedTurn(talk, request, "context")
+        return AskedTurn(talk, request, "tokens")
 
     def _answer(
         self, episode: AgentEpisode, asked_turn: AskedTurn, asked: ChatRequest, completion: Completion
@@ -651,7 +655,8 @@ class AgentEpisodes(EpisodePlayer):
         if template is None:
             if len(self._templates) >= MOST_TEMPLATES:  # tools that name a time or a folder
                 self._templates.clear()
-            template = self._templates[name] = self._template_for(tools)
+            template = self._template_for(tools)
+            self._templates[name] = template
         return template
 
 
@@ -704,7 +709,7 @@ def _last_turn(path: Completion) -> int:
 def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:
     """Return True if a message sent back equals the known one: agents strip spaces and assign their own ids."""
     same_text = recorded.content.strip() == given.content.strip()
-    same_calls = [*map(_call_key, recorded.calls)] == [*map(_call_key, given.calls)]
+    same_calls = list(map(_call_key, recorded.calls)) == list(map(_call_key, given.calls))
     same_images = recorded.images == given.images
     return recorded.role == given.role and same_text and same_calls and same_images
 

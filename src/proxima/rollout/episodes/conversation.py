@@ -381,7 +381,8 @@ class Conversation:
         tokens = np.array(self._template.encode_after(before, text), np.int32)
         role = messages[0]["role"] if messages else "user"
         shown = "\n".join(message["content"] for message in messages)
-        return _MessageNode(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
+        span = Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1)
+        return _MessageNode(span, tokens, text)
 
     def _carried_over(self, nodes: Sequence[_MessageNode], chat: str) -> list[_MessageNode]:
         """Carry the nodes of a path over to another chat, which begins with the initial prompt: an observation that is
@@ -390,14 +391,17 @@ class Conversation:
         carried = list[_MessageNode]()
         changed = list[_MessageNode]()
         for node in nodes:
-            start = place if not changed and chat.startswith(node.text, place) else -1
-            if start < 0 and node.span.role != "assistant":
+            if not changed and chat.startswith(node.text, place):
+                start = place
+            elif node.span.role != "assistant":
                 start = chat.find(node.text, place)
+            else:
+                start = -1
             if start < 0:
                 changed.append(node)
                 continue
             carried += self._rewritten(changed, chat, place, start)
-            carried.append(replace(node, span=replace(node.span, sampled=False)))
+            carried.append(_not_sampled(node))
             place = start + len(node.text)
             changed = []
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
@@ -409,25 +413,27 @@ class Conversation:
         if not nodes and not new:
             return []
         if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):
-            last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # its context has changed
+            last = _not_sampled(nodes[-1])  # its context has changed
             return [*self._rewritten(nodes[:-1], chat, start, stop - len(last.text)), last]
+        tokens = np.empty(0, np.int32)
+        span = Span(role="system", tokens=0)
         if nodes:
             tokens = np.concatenate([node.tokens for node in nodes])
-        else:
-            tokens = np.empty(0, np.int32)
+            span = nodes[0].span
         text = "".join(node.text for node in nodes)
         made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
-        if nodes:
-            first = nodes[0].span
-        else:
-            first = Span(role="system", tokens=0)
-        return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
+        return [_MessageNode(replace(span, tokens=len(made), sampled=False), made, new)]
+
+
+def _not_sampled(node: _MessageNode) -> _MessageNode:
+    """The same message, as context on a new path: an earlier path has marked its tokens as sampled."""
+    return replace(node, span=replace(node.span, sampled=False))
 
 
 def _refusal(chat: str, seen: str) -> ForkRefused:
     """Build the error that shows what a fork rewrites."""
-    same = (now == then for now, then in zip(chat, seen, strict=False))
-    place = next((i for i, equal in enumerate(same) if not equal), min(len(chat), len(seen)))
+    shared = takewhile(lambda pair: pair[0] == pair[1], zip(chat, seen, strict=False))
+    place = sum(1 for _ in shared)
     shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
     remedy = "use a chat template that leaves earlier turns as they were, or set episode.forks=train"
     return ForkRefused(f"the chat template rewrites what the model saw: {shown}", remedy=remedy)

@@ -37,7 +37,8 @@ T = TypeVar("T")
 
 MOST_BYTES = 1 << 24  # maximum of a request
 READ_SECONDS = 60.0  # to receive the headers of a request, and as long again for its body
-IDLE_SECONDS, CONNECTIONS = 600.0, 1 << 16  # an agent thinks and uses tools between two requests
+IDLE_SECONDS = 600.0  # an agent thinks and uses tools between two requests
+CONNECTIONS = 1 << 16
 FORMATS: dict[str, ApiFormat] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/messages": Messages(),

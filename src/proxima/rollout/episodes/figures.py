@@ -13,13 +13,17 @@ LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Compute statistics of turns, without failed episodes, and counts. Empty without an episode.
+    """Compute statistics of the turns of episodes that did not fail, and counts of all episodes; empty without one.
 
-    Returns: by name, each after `episode/`: `turns/mean`, `turns/max`; and counts: tool `calls`, `unreadable` calls, of
-        these the messages with calls in another format than is read, by its name (`unreadable/hermes`), tool `errors`,
-        `observation_tokens`, episodes `cut` by a limit, in total and by limit (`cut/turns`), `failed` episodes,
-        restarts (`retried`), `forks`; and where an answer was under a grammar, `grammar_fraction`, the share of the
-        model's tokens that it wrote so.
+    Returns: by name, each after `episode/`:
+        `turns/mean`, `turns/max`: turns of an episode.
+        `calls`, `errors`: tool calls, and those that failed.
+        `unreadable`: calls that could not be read.
+        `unreadable/hermes`: messages with calls in that format, although another one is read.
+        `observation_tokens`: tokens that the environment wrote.
+        `cut`, `cut/turns`: episodes that a limit ended, in total and by limit.
+        `failed`, `retried`, `forks`: failed episodes, restarts, forks.
+        `grammar_fraction`: share of the model's tokens that it wrote under a grammar, where there are some.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:

@@ -371,7 +371,9 @@ class EpisodeTimes:
 
     def __init__(self, on_episode: EpisodeCallback | None = None) -> None:
         self.on_episode = on_episode or (lambda life: None)
-        self.environment = self.turns = self.queued = 0.0
+        self.environment = 0.0
+        self.turns = 0.0
+        self.queued = 0.0
         self.idle = IdleTime(lambda: asyncio.get_running_loop().time(), "episodes")  # the clock of their turns
         self._awaited = 0
 
@@ -390,7 +392,9 @@ class EpisodeTimes:
         or agents, `time/queued`, for which they waited for a place to play, and `time/turns`, for which finished
         episodes waited for the model."""
         seconds = {"time/environment": self.environment, "time/queued": self.queued, "time/turns": self.turns}
-        self.environment = self.turns = self.queued = 0.0
+        self.environment = 0.0
+        self.turns = 0.0
+        self.queued = 0.0
         return seconds
 
 

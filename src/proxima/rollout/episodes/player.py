@@ -1,9 +1,10 @@
 """Plays episodes: like an engine's `generate`, but each completion has several turns.
 
-The first turns of a prompt's completions go to the engine in one call, so that it processes the initial prompt once;
-each further turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample,
-turn) and the environment's seed by (seed, uid), so that an episode that is replayed, after a kill or a failure of its
-environment, is identical.
+The first turns of a prompt's completions go to the engine in one call, so that it processes the initial prompt once.
+Each further turn is a call of its own, as the episodes proceed.
+
+A replayed episode is identical, whether the run was killed or the environment failed: the draws of a turn are keyed by
+(seed, uid, sample, turn), and the environment's seed by (seed, uid).
 """
 
 import asyncio
@@ -216,7 +217,8 @@ class GroupTable:
         sample = request.sample
         turns = self.turns[sample]
         queues = self.queues[sample]
-        self.player.times.ended(EpisodeLife(uid, sample, self.began, self.clock(), turns, queues))
+        life = EpisodeLife(uid, sample, self.began, self.clock(), turns, queues)
+        self.player.times.ended(life)
         seconds = {"queued": _total(queues), "own": self.own[sample], "policy": _total(turns)}
         self.deliver(with_seconds(completion, seconds))
 
@@ -289,7 +291,9 @@ class GroupTable:
         over = False
         cut: Cut = ""
         while not over:
-            completion = completion or await self._turn(played.next_request(self.room(played)))
+            if completion is None:
+                request = played.next_request(self.room(played))
+                completion = await self._turn(request)
             over, cut = await self.advance(played, completion)
             completion = None
         reward, parts = await self.reward(played)
@@ -430,7 +434,8 @@ class GroupTable:
 
         def number(image: str | int) -> int:
             if isinstance(image, str):
-                added = int(store.add(open_image(base64.b64decode(image))))
+                decoded = open_image(base64.b64decode(image))
+                added = int(store.add(decoded))
                 store.tokens(added)  # refuses what can't be shown
                 return added
             if image not in known:

@@ -79,7 +79,8 @@ class SeatedEnvironments(AgentsInside):
                 return
             for answer in answers:
                 role = answer.role or role
-                chats.setdefault(role, [*system]).extend(map(_shown, answer.messages))
+                chat = chats.setdefault(role, list(system))
+                chat += map(_shown, answer.messages)
 
     async def _said(
         self, job: AgentJob, instance: Instance, role: str, chat: Sequence[ChatMessage]

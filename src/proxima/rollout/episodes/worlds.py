@@ -345,8 +345,8 @@ def _open_once(hosts: AnyHosts, prompts: Sequence[Prompt], seed: int) -> None:
 
 
 def template_errors(template: TurnTemplate, messages: Sequence[Message], roles: Sequence[str]) -> Iterator[UserError]:
-    """Yield the first error of each synthetic episode in which a message of one of the roles answers the turns, a
-    ForkRefused where the template only rewrites what the model saw."""
+    """Play a synthetic episode for each role, whose messages answer the turns, and yield the first error of each; it is
+    a ForkRefused if the template only rewrites what the model saw."""
     end = template.tokenizer.eos_token or ""
     tokens = np.array(template.tokenizer(SAID + end, add_special_tokens=False)["input_ids"], np.int32)
     for role in roles:

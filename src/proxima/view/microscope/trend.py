@@ -32,9 +32,9 @@ SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "refer
 
 
 def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any], after: int = 0) -> dict[str, Any]:
-    """Return every number in records of metrics.jsonl for the steps after `after`, with group and meaning, the verdict
-    on it where it has an ideal range, and the number of earlier steps; also the evaluations, and the specs in the
-    `algorithm` of the recipe."""
+    """Return the curves of a run: every number in the records of metrics.jsonl, for the steps after `after`, with its
+    group and meaning, and a verdict where it has an ideal range. `before` is the number of earlier steps. The
+    evaluations and the specs in the recipe's `algorithm` are there, too."""
     steps = [record for record in records if record["kind"] == "train"]
     train = [record for record in steps if record["step"] > after]
     evals = [record for record in records if record["kind"] == "eval"]

@@ -43,7 +43,9 @@ class TokenText:
             file = place / "tokenizer.json"
             if file.is_file():
                 return cls(file)
-        return cls(_cached(model) if model else None)
+        if not model:
+            return cls(None)
+        return cls(_cached(model))
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -11,7 +11,8 @@ from proxima.experiments.run_reader import flat
 from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker, without_time
 
-LONGEST_VALUE, PARAMETERS_AT_ONCE = 500, 100  # limits of a parameter and of a call, on every kind of server
+LONGEST_VALUE = 500  # characters of a parameter, on every kind of server
+PARAMETERS_AT_ONCE = 100  # of a call
 STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "untrained": "FAILED"}
 
 
