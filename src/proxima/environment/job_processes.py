@@ -80,7 +80,8 @@ class JobProcess:
         self.grace = grace
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
         self.stopping: dict[int, bool] = {}
-        self.ended = self.retired = False
+        self.ended = False
+        self.retired = False
         self._ready: Future[None] = Future()
         self._numbers = count()
         self._held = 0
@@ -249,6 +250,7 @@ class JobProcess:
 
     def end(self) -> None:
         """Kill the process and everything that it started."""
-        self.ended = self.retired = True
+        self.ended = True
+        self.retired = True
         self._program.kill()
         self._lines.put(None)

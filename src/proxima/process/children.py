@@ -70,6 +70,7 @@ def start_module(
         options: of `subprocess.Popen`; standard streams are the null device unless given.
     Raises: OSError: the process can't be started. SandboxMissing.
     """
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -80,7 +81,7 @@ def start_module(
                     line,
                     pass_fds=(theirs.fileno(), *fds, *its_fds),
                     start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
-                    **{**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **options},
+                    **{**streams, **options},
                 )
         except BaseException:
             ours.close()

@@ -206,10 +206,7 @@ class SessionAgents(ListeningAgents):
             self.listening = open_socket(self.host, self.port)
             self.listening.listen(QUEUE)
         except (UserError, OSError) as error:
-            if isinstance(error, UserError):
-                why = error.reason
-            else:
-                why = f"can't listen: {error.strerror}"
+            why = error.reason if isinstance(error, UserError) else f"can't listen: {error.strerror}"
             remedy = "name another port or host, or end what listens there"
             raise FieldError("port", self.port, why, remedy=remedy) from None
 

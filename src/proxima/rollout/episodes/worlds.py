@@ -190,36 +190,9 @@ def make_worlds(
         for path, task in tasks.items():
             with within(path):
                 spec = _spec(task)
-                of_task = play.of_task(path)
                 if isinstance(task, PlayedTask):
                     task.prepare()
-                cls = agent_class(spec.kind)
-                if cls is not None:
-                    _require_training(cls, spec.kind, path)
-                    worlds[path] = _agent_world(of_task, spec, model)
-                    continue
-                processes = _processes_of(spec, of_task.settings)
-                hosts = next((made for made, of in shared if made.spec == spec and of == processes), None)
-                if hosts is None:
-                    hosts = _hosts_of(spec, of_task.settings)
-                    shared.append((hosts, processes))
-                    if hosts.interface.plays:
-                        _require_no_sandbox(spec, of_task.settings)
-                        hosts.close()
-                        worlds[path] = _agent_world(of_task, spec, model)
-                        continue
-                    notes += hosts.notes
-                for prompt in prompts[path][:1]:
-                    hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                notes += _unseen_tools(prompts[path], path)
-                if hosts.interface.roles:
-                    _open_once(hosts, prompts[path], play.seed)
-                    seated = SeatedEnvironments(hosts, of_task.settings.seconds)
-                    worlds[path] = AgentWorld(of_task, model, seated, seated.roles)
-                    continue
-                hosted = World(of_task, hosts, model)
-                worlds[path] = hosted
-                notes += _tried(hosted, prompts[path], play.seed, path)
+                worlds[path] = _world_of(spec, path, prompts[path], model, play, shared, notes)
     except BaseException:
         for hosts, _ in shared:
             hosts.close()
@@ -227,6 +200,51 @@ def make_worlds(
             world.close()
         raise
     return worlds
+
+
+def _world_of(
+    spec: EnvironmentSpec,
+    path: str,
+    prompts: Sequence[Prompt],
+    model: UnloadedModel,
+    play: Play,
+    shared: list[tuple[AnyHosts, tuple[Any, ...]]],
+    notes: list[str],
+) -> World | AgentWorld:
+    """Build the world of one task.
+
+    Args:
+        path: of the task.
+        shared: what runs the environments of earlier tasks, with its settings; receives what this task starts.
+    """
+    of_task = play.of_task(path)
+    settings = of_task.settings
+    cls = agent_class(spec.kind)
+    if cls is not None:
+        _require_training(cls, spec.kind, path)
+        return _agent_world(of_task, spec, model)
+
+    processes = _processes_of(spec, settings)
+    hosts = next((made for made, of in shared if made.spec == spec and of == processes), None)
+    if hosts is None:
+        hosts = _hosts_of(spec, settings)
+        shared.append((hosts, processes))
+        if hosts.interface.plays:  # a class of the user's that is an agent, as only a worker could say
+            _require_no_sandbox(spec, settings)
+            hosts.close()
+            return _agent_world(of_task, spec, model)
+        notes += hosts.notes
+    for prompt in prompts[:1]:
+        hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
+    notes += _unseen_tools(prompts, path)
+
+    if hosts.interface.roles:
+        _open_once(hosts, prompts, play.seed)
+        seated = SeatedEnvironments(hosts, settings.seconds)
+        return AgentWorld(of_task, model, seated, seated.roles)
+    world = World(of_task, hosts, model)
+    notes += _tried(world, prompts, play.seed, path)
+    return world
 
 
 def _processes_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> tuple[Any, ...]:
@@ -275,15 +293,14 @@ def _unseen_tools(prompts: Sequence[Prompt], path: str) -> list[str]:
 
 
 def _spec(task: Any) -> EnvironmentSpec:
-    given = task.environment
-    if isinstance(given, Mapping):
-        arguments = dict(given)
-    else:
-        arguments = {"kind": given}
-    kind = arguments.pop("kind", None)
-    if isinstance(given, Mapping) and not isinstance(kind, str):
-        remedy = "write {kind: NAME, …} with the arguments of its class"
-        raise FieldError("environment", dict(given), "has no kind", remedy=remedy)
+    kind = task.environment
+    arguments: dict[str, Any] = {}
+    if isinstance(task.environment, Mapping):
+        arguments = dict(task.environment)
+        kind = arguments.pop("kind", None)
+        if not isinstance(kind, str):
+            remedy = "write {kind: NAME, …} with the arguments of its class"
+            raise FieldError("environment", dict(task.environment), "has no kind", remedy=remedy)
     return EnvironmentSpec(kind=kind, arguments=arguments, tools=tuple(task.tools))
 
 
