@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
@@ -162,15 +162,24 @@ def laid_out(comment: str, width: int) -> str:
 def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     """Path, value and source of the values that differ from the defaults or were given on the command line, and the
     number of the others."""
-    rows = [(e.path, in_one_line(e.value), e.source) for e in entries if not e.is_default or e.origin == "command line"]
-    path = max((len(row[0]) for row in rows), default=0)
-    value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
-    left = f"{len(entries) - len(rows)} more values have their defaults; --all shows them, with the meaning of each"
-    words = chain.from_iterable(source.split() for _, _, source in rows)
-    word = max(map(len, words), default=0)
-    gap = " " * max(min(path + value + 4, width - word), 0)  # so that no path of a file is broken
-    lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
-    return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])
+    shown = [entry for entry in entries if not entry.is_default or entry.origin == "command line"]
+    values = [in_one_line(entry.value) for entry in shown]
+    path_width = _widest(entry.path for entry in shown)
+    value_width = min(_widest(values), VALUE_WIDTH)
+    longest_word = _widest(chain.from_iterable(entry.source.split() for entry in shown))
+    hang = max(min(path_width + value_width + 4, width - longest_word), 0)  # so that no path of a file is broken
+    lines = []
+    for entry, value in zip(shown, values, strict=True):
+        left = f"{entry.path:<{path_width}}  {truncated(value, value_width):<{value_width}}"
+        lines.append(_wrapped(f"{left}  {entry.source}".rstrip(), width, " " * hang))
+    others = len(entries) - len(shown)
+    lines.append(f"{others} more values have their defaults; --all shows them, with the meaning of each")
+    return "\n".join(lines)
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """The length of the longest text; 0 without one."""
+    return max(map(len, texts), default=0)
 
 
 def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
@@ -180,11 +189,15 @@ def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
 
 def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> str:
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
-    rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]
-    path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
-    lines = [f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows]
-    if width is not None:
-        lines = [truncated(line, width) for line in lines]
+    values = [truncated(in_one_line(entry.value), VALUE_WIDTH) for entry in entries]
+    path_width = _widest(entry.path for entry in entries)
+    value_width = _widest(values)
+    source_width = _widest(entry.source for entry in entries)
+    lines = []
+    for entry, value in zip(entries, values, strict=True):
+        left = f"{entry.path:<{path_width}}  {value:<{value_width}}  {entry.source:<{source_width}}"
+        line = f"{left}  {first_sentence(entry.help)}".rstrip()
+        lines.append(line if width is None else truncated(line, width))
     return "\n".join(lines)
 
 

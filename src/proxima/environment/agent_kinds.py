@@ -1,6 +1,6 @@
-"""Kinds of environments that play by themselves, agents, and kinds of sandboxes in which programs of agents run.
+"""Agents as a recipe names them, that is, environments that play by themselves; and the sandboxes of their programs.
 
-`agents` has what plays; these are the frozen dataclasses that a recipe names, and what other rooms ask of them.
+These are frozen dataclasses, with what other rooms ask of them. What plays the episodes is in `agents`.
 """
 
 import os

@@ -1,11 +1,15 @@
 """Environments that wait for other programs, in the run's own process, many at once.
 
-A kind by name whose class has `concurrent = True` is played here instead of in a worker: its `reset`, `call_tool`,
-`respond` and `get_reward` are coroutine functions that never block, it limits its own calls, and `close()` frees an
-episode's environment. `places` says how many are open at once; waiting for such a place counts toward no limit.
-`starts_program = False` says that opening one starts no program, so that many may open at once. `shared` is a dict that
-all environments of a host have, of things with `close()`, and `clock` that of the call: what waits says so by
-`clock.queued`. A class may also have what `agent_kinds.AgentKind` has for a run to ask: `check`, `inputs` and `rows`.
+A kind by name whose class has `concurrent = True` is played here instead of in a worker. Its `reset`, `call_tool`,
+`respond` and `get_reward` are coroutine functions that never block, and it limits its own calls. It has
+
+    close()                   frees an episode's environment
+    places                    how many are open at once; waiting for such a place counts toward no limit
+    starts_program = False    opening one starts no program, so that many may open at once
+    shared                    set by the host: a dict that all its environments have, of things with `close()`
+    clock                     set by the host: the clock of the call; what waits says so by `clock.queued`
+
+A class may also have what a run asks an `agent_kinds.AgentKind`: `check`, `inputs` and `rows`.
 """
 
 import asyncio

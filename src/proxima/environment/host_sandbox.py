@@ -1,4 +1,4 @@
-"""The sandbox of the worker processes of environments and tools: those that a user writes, and built-in ones."""
+"""The sandbox in which the workers run a user's own environments and tools, and built-in ones."""
 
 from pathlib import Path
 

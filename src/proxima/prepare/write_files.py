@@ -62,17 +62,31 @@ def write_tables(
     chat = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     types = {"messages": chat, "level": pa.int8(), "row": pa.int64(), "repeats": pa.int32()}
     schema = pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS])
-    written = {f"{side}.parquet": (side, kept) for side, kept in outcome.kept.items() if kept}
-    for file, (side, kept) in written.items():
+    written: dict[str, int] = {}
+    for side, kept in outcome.kept.items():
+        if not kept:
+            continue
         inputs = (sides.get(side) or sides["train"]).inputs
         rows = []
         for item, repeats in kept:
             row = {name: getattr(item, name) for name in COLUMNS if hasattr(item, name)}
-            row |= {"id": question_key(item.question).hex(), "messages": template.messages(item.question)}
-            rows.append({**row, "source": inputs[item.file].name, "repeats": repeats})
+            row["id"] = question_key(item.question).hex()
+            row["messages"] = template.messages(item.question)
+            row["source"] = inputs[item.file].name
+            row["repeats"] = repeats
+            rows.append(row)
+        file = f"{side}.parquet"
         table = pa.Table.from_pylist(rows, schema=schema)
         parquet.write_table(table, folder / file, _ROW_GROUP, compression="zstd", compression_level=3)
-    return {file: len(kept) for file, (_, kept) in written.items()}
+        written[file] = len(kept)
+    return written
+
+
+def _meeting(match: OverlapMatch) -> dict[str, Any]:
+    """An evaluation question that a question meets, and the first words that they share; null if all are the same."""
+    eval_set, row = match.where
+    first = match.grams[0] if match.grams else None
+    return {"set": eval_set, "row": row, "same": first is None, "run": first}
 
 
 def write_lists(folder: Path, sides: Mapping[str, SplitData], outcome: SplitOutcome) -> dict[str, int]:
@@ -87,8 +101,7 @@ def write_lists(folder: Path, sides: Mapping[str, SplitData], outcome: SplitOutc
                 line = {"side": side, "question": entry.question, "answers": entry.answers, "kept": kept}
                 lists["conflicts.jsonl"].append(line)
     for item, matches in outcome.contaminated:
-        overlaps = ((*match.where, match.grams) for match in matches[:8])
-        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in overlaps]
+        meets = list(map(_meeting, matches[:8]))
         line = {"question": item.question, "answer": item.answer, "row": item.row, "meets": meets}
         lists["contaminated.jsonl"].append(line)
     lists = {name: rows for name, rows in lists.items() if rows}

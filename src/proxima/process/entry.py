@@ -1,10 +1,11 @@
 """The first thing in a process of proxima's: `python entry.py MODULE CHANNEL …` runs MODULE as `__main__`.
 
-CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
-imports; the modules of `proxima.process` and those of other distributions themselves see to that, and leave nothing
-else behind: one that was stopped by what it runs is continued when its parent ends. A module of another distribution is
-MODULE=FOLDER, with the folder of its package. CHANNEL may be the path of a listening socket, too. Run as a file: to
-import a package of proxima would take seconds first. Standard library only.
+MODULE=FOLDER is a module of another distribution, with the folder of its package. CHANNEL is a connected socket that
+MODULE uses, or the path of a listening one. The process ends as soon as the other end is closed, even during imports.
+Modules of `proxima.process` and of other distributions see to that themselves, and leave nothing else behind: one that
+was stopped by what it runs is continued when its parent ends.
+
+It is run as a file, because importing a package of proxima first would take seconds. Standard library only.
 """
 
 import importlib.util

@@ -1,6 +1,8 @@
-"""What Linux tells about processes and does for them; elsewhere it is not known, or not done. Standard library only.
+"""What Linux tells about processes and does for them; on other systems it is unknown, or not done.
 
-`entry` has `prctl`, for it loads nothing. Sandboxes and containers need Linux, and say so.
+Standard library only.
+
+`prctl` is in `entry`, which imports nothing of ours. Sandboxes and containers need Linux, and say so.
 """
 
 import os

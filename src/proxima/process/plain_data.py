@@ -1,8 +1,8 @@
 """Values as JSON that restores their types, between the code of a model and the process that holds its tests.
 
-Only data of the types here cross, rebuilt on the other side by the constructors of these types: no pickle, no protocol
-of arrays, no method of an object of the code. Anything else becomes what `other` makes of it. Standard library only:
-arrays of numpy cross where both processes have imported it, or can.
+Only the types listed here cross, and the other side rebuilds them with their own constructors: no pickle, no protocol
+of arrays, no method of an object that the code has made. `other` decides what becomes of anything else. Standard
+library only; arrays of numpy cross where both processes have numpy.
 """
 
 import math

@@ -411,14 +411,23 @@ def system_call_filter() -> bytes:
     machine, clone, ioctl, make_socket, refused = SYSTEM_CALLS[os.uname().machine]
     allow = (RETURN, 0, 0, ALLOW)
     refuse = (RETURN, 0, 0, REFUSE)
-    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
-    lines += [(AT_LEAST, 0, 1, 0x40000000), refuse, (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, UNKNOWN)]
+    # Another machine than this one: kill.
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL)]
+    # The calls that are refused, those of x32 among them.
+    lines += [(LOAD, 0, 0, NUMBER), (AT_LEAST, 0, 1, 0x40000000), refuse]
+    lines += [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, UNKNOWN)]
     for number in (*refused, *_SINCE_2019):
         lines += [(EQUAL, 0, 1, number), refuse]
+    # `clone`: not with new namespaces.
     lines += [(EQUAL, 0, 4, clone), (LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse, allow]
-    lines += [(EQUAL, 0, 5, ioctl), (LOAD, 0, 0, SECOND), (EQUAL, 1, 0, TYPES_INTO_TERMINAL[0])]
-    lines += [(EQUAL, 0, 1, TYPES_INTO_TERMINAL[1]), refuse, allow]
+    # `ioctl`: not to type into a terminal.
+    sti, linux = TYPES_INTO_TERMINAL
+    lines += [(EQUAL, 0, 5, ioctl), (LOAD, 0, 0, SECOND), (EQUAL, 1, 0, sti), (EQUAL, 0, 1, linux), refuse, allow]
+    # `socket`: of these families alone.
     lines += [(EQUAL, 0, 2 + 2 * len(FAMILIES), make_socket), (LOAD, 0, 0, FIRST)]
     for family in FAMILIES:
         lines += [(EQUAL, 0, 1, family), allow]
-    return b"".join(struct.pack("HBBI", *line) for line in [*lines, refuse, allow])
+    lines.append(refuse)
+    # Everything else.
+    lines.append(allow)
+    return b"".join(struct.pack("HBBI", *line) for line in lines)

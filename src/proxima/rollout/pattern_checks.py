@@ -1,5 +1,8 @@
-"""Checks before a run that a text can be what its rewards and tools look for, under this chat template, tokenizer and
-these stop strings. Only what is certain is said: a text that every match contains, and that no answer can contain."""
+"""Checks before a run that an answer can contain what the rewards and tools look for. The chat template, the tokenizer
+and the stop strings may make that impossible.
+
+A warning is certain: every match contains some text that no answer can contain.
+"""
 
 import re
 from collections.abc import Collection, Iterator, Sequence

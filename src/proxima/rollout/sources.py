@@ -1,6 +1,6 @@
-"""What the prompts of a task are played with, where its sources differ: a mix has one of several per source.
+"""The players, rewards and settings of a mix, whose sources may each have their own.
 
-Players, rewards and settings here choose by the source of a prompt, and are otherwise used like those of a single task.
+They choose by the source of a prompt, and are otherwise used like those of a task that is no mix.
 """
 
 import asyncio

@@ -69,13 +69,17 @@ def _numbers(row: CellSummary) -> dict[str, Any]:
     """The unrounded numbers of a cell: of each mean also half of its interval, and n."""
     numbers: dict[str, Any] = {"cell": row.cell, "seeds": row.n, "runs": row.runs}
     fields = ("before", "after", "best", "reward", "generate", "train", "clock", "cpu", "generate_rate", "train_rate")
-    means: dict[str, SeedMean | None] = {name: getattr(row, name) for name in fields} | {**row.figures}
+    means: dict[str, SeedMean | None] = {name: getattr(row, name) for name in fields}
+    means |= row.figures
     means |= {f"difference/{name}": mean for name, mean in row.difference.items()}
     for name, mean in means.items():
         if mean is not None:
-            half = "" if mean.half is None else mean.half
-            numbers |= {name: mean.mean, f"{name}/half": half}
-    return numbers | {f"to_target/{axis}": cost.median for axis, cost in row.reach.items() if cost.median is not None}
+            numbers[name] = mean.mean
+            numbers[f"{name}/half"] = "" if mean.half is None else mean.half
+    for axis, cost in row.reach.items():
+        if cost.median is not None:
+            numbers[f"to_target/{axis}"] = cost.median
+    return numbers
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ def line(band: SeedBand | None) -> dict[str, Sequence[float]] | None:
 
 def widened(low: float, high: float, least: float, highest: float) -> tuple[float, float]:
     """Widen a range to at least `least` and `TIE` of its values, but not beyond `highest` or, if positive, below 0."""
-    missing = max(0.0, max(least, TIE * max(abs(low), abs(high))) - (high - low))
+    wanted = max(least, TIE * max(abs(low), abs(high)))
+    missing = max(0.0, wanted - (high - low))
     lowest = 0.0 if low >= 0 else -math.inf
     low = low - missing / 2
     high = high + missing / 2

@@ -90,14 +90,14 @@ def report_values(run: Run) -> dict[str, Any]:
         "discarded": discarded(counted),
         "ideal": ideal_ranges(run),
         "config": config_lines(run.files),
-        "environment": [(name, as_text(value)) for name, value in flat(run.environment)],
+        "environment": [(name, environment_text(value)) for name, value in flat(run.environment)],
         "unreadable": unreadable,
         "samples": samples,
         "answers": viewer_answers(run),
     }
 
 
-def as_text(value: Any) -> str:
+def environment_text(value: Any) -> str:
     """A value of `environment.json`; the items of a list are separated by commas."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -281,7 +281,7 @@ def largest(run: Run, key: str) -> float | None:
 
 def sync_rows(run: Run) -> list[dict[str, str]]:
     """Return each measurement of the weight syncs: seconds as times, everything else as it is."""
-    names = {key for key in recorded(run) if key.startswith("sync/")}
+    names = {key for key in recorded_metrics(run) if key.startswith("sync/")}
     rows = []
     for name, (_, meaning) in metric_meanings(names).items():
         write = duration if name.endswith("seconds") else significant
@@ -295,7 +295,7 @@ def sync_rows(run: Run) -> list[dict[str, str]]:
     return rows
 
 
-def recorded(run: Run) -> set[str]:
+def recorded_metrics(run: Run) -> set[str]:
     """The names of all metrics of the steps."""
     return set(chain.from_iterable(run.train))
 
@@ -308,7 +308,7 @@ def discarded(run: Run) -> list[dict[str, str]]:
             same = f"all completions of the group have the same {metric} ({path})"
             meanings.setdefault("dropped/uniform_group", same)
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
-    dropped = {key for key in recorded(run) if key.startswith("dropped/")}
+    dropped = {key for key in recorded_metrics(run) if key.startswith("dropped/")}
     for key in sorted(dropped - {"dropped/invalid"}):
         name = f"dropped: {key.removeprefix('dropped/')}"
         reasons[key] = (name, meanings.get(key, "dropped by a selection"))

@@ -314,9 +314,13 @@ def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) 
     if isinstance(spec, ClipCov | KlCov):
         return torch.full(log_prob.shape, isinstance(spec, KlCov))
     still = behavior[:, None].expand(-1, 3)
-    rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
-    pairs = zip(*rows, advantage, strict=True)
-    return torch.stack([spec.select_tokens(alone(p, q, a.expand(4)))[0] for p, q, a in pairs])
+    current = torch.cat([log_prob[:, None], still], dim=1)
+    before = torch.cat([behavior[:, None], still], dim=1)
+    selected = []
+    for p, q, a in zip(current, before, advantage, strict=True):
+        batch = alone(p, q, a.expand(4))
+        selected.append(spec.select_tokens(batch)[0])
+    return torch.stack(selected)
 
 
 def _differentiated(b: PolicyBatch, token: TokenLoss) -> tuple[Tensor, Tensor]:

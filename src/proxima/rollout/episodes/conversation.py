@@ -364,10 +364,15 @@ class Conversation:
         """Set the new path's initial prompt to the text before the first turn in a chat, or to the whole chat if the
         template gives no such position. White space before a turn may belong to the turn."""
         before, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
-        begun = before + self._template.safe(self._begun)
-        initial_prompt = next((text for text in (begun, before) if chat.startswith(text)), chat)
-        variants = (text for text in (initial_prompt, initial_prompt.rstrip()) if chat.startswith(turn, len(text)))
-        self._initial_prompt = next(variants, initial_prompt)
+        initial_prompt = before + self._template.safe(self._begun)
+        if not chat.startswith(initial_prompt):
+            initial_prompt = before
+        if not chat.startswith(initial_prompt):
+            initial_prompt = chat
+        stripped = initial_prompt.rstrip()
+        if not chat.startswith(turn, len(initial_prompt)) and chat.startswith(turn, len(stripped)):
+            initial_prompt = stripped
+        self._initial_prompt = initial_prompt
         self._own = self._encoded_initial_prompt()
 
     def _encoded_initial_prompt(self) -> Ints:
@@ -442,13 +447,14 @@ def _refusal(chat: str, seen: str) -> ForkRefused:
 def _path(nodes: Sequence[_MessageNode], initial_prompt: Ints | None = None) -> Path:
     """Build a path from the nodes up to the last turn that was sampled on it."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
-    nodes = nodes[: last + 1]
-    written = [np.full(len(node.tokens), node.span.sampled) for node in nodes]
-    sampled = [mask & (not node.span.grammar) for mask, node in zip(written, nodes, strict=True)]
-    return Path(
-        np.concatenate([np.empty(0, np.int32), *(node.tokens for node in nodes)]),
-        np.concatenate([np.empty(0, np.bool_), *sampled]),
-        np.concatenate([np.empty(0, np.bool_), *written]),
-        tuple(node.span for node in nodes),
-        initial_prompt,
-    )
+    tokens = [np.empty(0, np.int32)]
+    written = [np.empty(0, np.bool_)]
+    sampled = [np.empty(0, np.bool_)]
+    spans: list[Span] = []
+    for node in nodes[: last + 1]:
+        span = node.span
+        tokens.append(node.tokens)
+        written.append(np.full(len(node.tokens), span.sampled))
+        sampled.append(np.full(len(node.tokens), span.sampled and not span.grammar))
+        spans.append(span)
+    return Path(np.concatenate(tokens), np.concatenate(sampled), np.concatenate(written), tuple(spans), initial_prompt)

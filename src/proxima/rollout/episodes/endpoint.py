@@ -146,7 +146,8 @@ class ChatEndpoint:
         self._turns = self._of_episodes(self._turns)
         self._turns.setdefault(key, {})[written["id"]] = turns
         if isinstance(form, Responses) and body.get("store") is not False:
-            self._store(key, written["id"], (*chat_of(body, self._stored.get(key, {})), answers[0].message))
+            chat = chat_of(body, self._stored.get(key, {}))
+            self._store(key, written["id"], (*chat, answers[0].message))
         if body.get("stream"):
             return StreamingResponse(_sent(form.events(body, written)), media_type="text/event-stream")
         return JSONResponse(written)
