@@ -130,7 +130,8 @@ DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16
 def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> None:
     """`data.template_arguments`: the options in the peer's sections for them, and single options by our name."""
     inside = [name for name in o.flat for section in sections if name.startswith(f"{section}.")]
-    for key, name in [(name.rpartition(".")[2], name) for name in inside] + list(options.items()):
+    by_key = [(name.rpartition(".")[2], name) for name in inside]
+    for key, name in by_key + list(options.items()):
         path = f"data.template_arguments.{key}"
         value = o.get(name) if o.given(name) else None
         if name in o.doubts:
@@ -144,7 +145,8 @@ def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> 
 def dtype(d: Draft, o: Options, field: str, *names: str, default: str, note: str = "") -> None:
     """`model.dtype` or `model.compute_dtype`, if the file sets it."""
     if o.given(*names):
-        d.put(f"model.{field}", DTYPES[o.choice(DTYPES, *names, default=default)], o.origin(*names), note)
+        written = o.choice(DTYPES, *names, default=default)
+        d.put(f"model.{field}", DTYPES[written], o.origin(*names), note)
 
 
 def model(d: Draft, o: Options, *names: str) -> None:
@@ -177,15 +179,9 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
         name: the option with a path or several.
         columns: fields of the tasks that read tables (`messages`, `question`, `answer`), as the peer reads its rows.
     """
-    data = o.get(name)
+    paths = _paths(o.get(name))
     origin = o.origin(name)
-    if isinstance(data, list):
-        paths = [str(file) for file in data]
-    elif data is not None:
-        paths = [str(data)]
-    else:
-        paths = []
-    kind = next((kind for kind, ends in FILES.items() if all(file.endswith(ends) for file in paths)), None)
+    kind = _kind_of_files(paths)
     fields = {field: (value, f"as {o.peer} reads its rows") for field, value in columns.items()}
     where: Fields = {}
     if split != "train":
@@ -203,6 +199,22 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
         d.spec(path, "dataset", origin, "", path=(paths[0], origin), **where, **fields)
         if len(paths) > 1:
             d.wait(path, name, f"{', '.join(paths[1:])}: one data set of the hub is read; prepare the others as files")
+
+
+def _paths(data: Any) -> list[str]:
+    if data is None:
+        return []
+    if isinstance(data, list):
+        return [str(file) for file in data]
+    return [str(data)]
+
+
+def _kind_of_files(paths: list[str]) -> str | None:
+    """The task kind that reads files with these extensions, if one reads them all."""
+    for kind, extensions in FILES.items():
+        if all(path.endswith(extensions) for path in paths):
+            return kind
+    return None
 
 
 def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
@@ -224,9 +236,12 @@ def rewards_of(d: Draft) -> int:
 
 def overlong(d: Draft, longest: Sourced, buffer: Sourced, factor: Sourced) -> None:
     """DAPO's soft overlong penalty, our `overlong` reward; each argument with its origin."""
-    most, width, share = longest[0], buffer[0], factor[0]
+    most = longest[0]
+    width = buffer[0]
+    share = factor[0]
     if width is not None and width > most and "'s default of" in longest[1]:  # the lengths are in another file
-        most, longest = width, (width, f"{FILL_IN}: {longest[1]}, {most}, is below the buffer of {width} tokens")
+        longest = (width, f"{FILL_IN}: {longest[1]}, {most}, is below the buffer of {width} tokens")
+        most = width
     if width is None or not 1 <= width <= most:
         width = max(1, most // 5)
         buffer = (width, f"{FILL_IN}: {buffer[1]}: a buffer between 1 and the {most} tokens of a completion")
@@ -247,9 +262,12 @@ def pruned_groups(d: Draft, o: Options, rate: str, metric: str, *allocation: str
         return
     removed = o.choice(KEPT, metric, default="smallest")
     note = "the original's metric names what is removed"
-    fields: Fields = {"rate": (share, o.origin(rate)), "keep": (KEPT[removed], o.origin(metric))}
-    fields["count"] = ("drop", "the original drops floor(G rate) completions of a group (C2)")
-    fields["allocate"] = (o.flag(*allocation), o.origin(*allocation))
+    fields: Fields = {
+        "rate": (share, o.origin(rate)),
+        "keep": (KEPT[removed], o.origin(metric)),
+        "count": ("drop", "the original drops floor(G rate) completions of a group (C2)"),
+        "allocate": (o.flag(*allocation), o.origin(*allocation)),
+    }
     d.append("algorithm.selection", "prune", o.origin(rate), note, **fields)
 
 
@@ -287,9 +305,11 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
         d.drops_given(o, f"{origin.removeprefix('from ')} overrides it", epochs)
         return
     number = o.number(epochs) if o.given(epochs) else None
-    written = f", here {number:g}" if number is not None else ""
-    what += f" ({origin.removeprefix(FILL_IN)})" if origin.startswith(FILL_IN) else ""
-    d.ask("train.steps", 100, f"{what}{written}: steps = epochs * rows of the data / prompts_per_step")
+    if origin.startswith(FILL_IN):
+        what += f" ({origin.removeprefix(FILL_IN)})"
+    if number is not None:
+        what += f", here {number:g}"
+    d.ask("train.steps", 100, f"{what}: steps = epochs * rows of the data / prompts_per_step")
 
 
 def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) -> None:
@@ -322,13 +342,9 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
     """
     if not o.given(data):
         return False
-    where = o.get(data)
-    if where is None:
-        d.wait(
-            "eval.task",
-            "eval.task",
-            f"{data}: {o.doubts[data]}; held-out questions, and eval.every={every[0]} ({every[1]})",
-        )
+    if o.get(data) is None:
+        why = f"{data}: {o.doubts[data]}; held-out questions, and eval.every={every[0]} ({every[1]})"
+        d.wait("eval.task", "eval.task", why)
         return False
     task(d, o, data, path="eval.task", split=split, **columns)
     d.put("eval.every", *every)
@@ -344,24 +360,27 @@ def eval_sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, flo
         defaults: the peer's defaults; fields without one are as in training.
         greedy: take the most probable token, whatever the temperature.
     """
-    if not greedy:
-        samples = o.whole(*names["samples"], default=1)
+    if greedy:
+        d.put("eval.samples", 1, "greedy")
     else:
-        samples = 1
-    d.put("eval.samples", samples, "greedy" if greedy else o.origin(*names["samples"]))
+        d.put("eval.samples", o.whole(*names["samples"], default=1), o.origin(*names["samples"]))
     for field in ("temperature", "top_k", "top_p", "max_tokens"):
         training = d.entries.get(f"sampling.{field}")
-        value = o.number(*names[field]) if field in names else None
+        value = None
+        origin = f"{o.peer}'s default"
         if field in names:
+            value = o.number(*names[field])
             origin = o.origin(*names[field])
-        else:
-            origin = f"{o.peer}'s default"
-        value = defaults.get(field) if value is None else value
+        if value is None:
+            value = defaults.get(field)
         if value is None and training is not None:
             value = training.value
             origin = "as in training"
         if field == "temperature" and greedy:
             value = 0
             origin = "greedy"
-        if value is not None:
-            d.put(f"eval.sampling.{field}", top_k_of(value) if field == "top_k" else value, origin)
+        if value is None:
+            continue
+        if field == "top_k":
+            value = top_k_of(value)
+        d.put(f"eval.sampling.{field}", value, origin)

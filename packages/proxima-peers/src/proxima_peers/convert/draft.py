@@ -11,25 +11,41 @@ from proxima.config.scalars import for_any_reader
 from proxima.config.tree import FILL_IN, is_index
 from proxima_peers.convert.options import Leftover, Options, Sourced, on_one_line
 
+# The order of the fields in a recipe.
 ALGORITHM = (
-    *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
-    *("selection", "dynamic_sampling", "reference_kl", "penalty", "reward_kl", "entropy_bonus"),
+    "proximal",
+    "behavior",
+    "advantage",
+    "surrogate",
+    "correction",
+    "aggregate",
+    "selection",
+    "dynamic_sampling",
+    "reference_kl",
+    "penalty",
+    "reward_kl",
+    "entropy_bonus",
 )
 SECTIONS = (
-    *(
-        "model",
-        "placement",
-        "task",
-        "data",
-        "sft",
-        "reward_model",
-        "preference",
-        "reward",
-        "algorithm",
-        "critic",
-        "engine",
-    ),
-    *("sampling", "episode", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
+    "model",
+    "placement",
+    "task",
+    "data",
+    "sft",
+    "reward_model",
+    "preference",
+    "reward",
+    "algorithm",
+    "critic",
+    "engine",
+    "sampling",
+    "episode",
+    "train",
+    "eval",
+    "checkpoint",
+    "runtime",
+    "seed",
+    "monitor",
 )
 WIDTH = 130
 TITLES = {  # of the lists of a draft
@@ -42,9 +58,15 @@ TITLES = {  # of the lists of a draft
 }
 
 Fields = dict[str, Sourced]
-EMPTY: dict[str, Any]  # the values of slots that a recipe may leave out, put where a slot waits for the user
-EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
-EMPTY |= {"task.environment": None, "task.tools": []}
+EMPTY: dict[str, Any] = {  # the values of slots that a recipe may leave out, put where a slot waits for the user
+    "eval.task": None,
+    "algorithm.selection": [],
+    "algorithm.distillation": None,
+    "monitor": [],
+    "engine": "local",
+    "task.environment": None,
+    "task.tools": [],
+}
 
 
 @dataclass(frozen=True)
@@ -141,11 +163,12 @@ class Draft:
 
         For code and data that an option names but no field can represent; the recipe is refused until then.
         """
-        below = next((name for name in self.entries if name.startswith(f"{path}.")), None)
-        at = next((name for name in (path, f"{path}.kind", f"{path}.0.kind") if name in self.entries), below)
+        at = self._place(path)
         if at is None and path in EMPTY:
-            self.entries[at := path] = Entry(EMPTY[path], "our default")
-        at = "model.path" if at is None else at
+            at = path
+            self.entries[path] = Entry(EMPTY[path], "our default")
+        if at is None:
+            at = "model.path"
         waiting = self.waiting.setdefault(at, [])
         waiting.append(option)
         if len(waiting) == 1:
@@ -157,6 +180,16 @@ class Draft:
         self.entries[at] = replace(entry, origin=on_one_line(f"{FILL_IN}: {reason}"), stands_in=stands_in)
         self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
 
+    def _place(self, path: str) -> str | None:
+        """The entry of a slot: the leaf itself, else its kind, else the first value below it."""
+        for name in (path, f"{path}.kind", f"{path}.0.kind"):
+            if name in self.entries:
+                return name
+        for name in self.entries:
+            if name.startswith(f"{path}."):
+                return name
+        return None
+
     def doubt(self, o: Options) -> None:
         """Record the values that could not be used and that no entry names."""
         named = " ".join(f"{leftover.name} {leftover.why}" for leftover in (*self.missing, *self.unsupported))
@@ -167,26 +200,27 @@ class Draft:
     def account(self, o: Options) -> None:
         """Record the options that were read but that neither an entry nor a list names, so that none is lost."""
         texts = [f"{entry.origin} {entry.note}" for entry in self.entries.values()]
-        texts += [f"{leftover.name} {leftover.why}" for _, leftovers in self.leftovers() for leftover in leftovers]
-        named = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
-        for name in o.flat:
+        for _, leftovers in self.leftovers():
+            texts += [f"{leftover.name} {leftover.why}" for leftover in leftovers]
+        words = re.findall(r"[^\s()'=]+", " ".join(texts))
+        named = {word.strip(".,:;") for word in words}
+        for name, value in o.flat.items():
             if name in o.asked and name not in named:
-                if o.flat[name] is None:
-                    value = "null"
-                else:
-                    value = str(o.flat[name])
-                self.read.append(Leftover(name, on_one_line(value)[:60]))
+                written = "null" if value is None else str(value)
+                self.read.append(Leftover(name, on_one_line(written)[:60]))
 
     def assume(self, peer: str, version: str) -> None:
         """Record each default of the peer that a value comes from, with the version whose default it is."""
         for path, entry in self.entries.items():
             if entry.origin.startswith(FILL_IN):
                 continue
-            name, _, of_version = entry.origin.partition(f"{peer}'s default of ")[2].partition(", in ")
+            option = entry.origin.partition(f"{peer}'s default of ")[2]
+            name, _, of_version = option.partition(", in ")
             name = re.split("[,:]", name)[0]
+            place = f"{path}={for_any_reader(entry.value)}"
+            if name:
+                place += f" ({name})"
             if name or f"{peer}'s default" in entry.origin:
-                named = f" ({name})" if name else ""
-                place = f"{path}={for_any_reader(entry.value)}{named}"
                 self.assumed.append(Leftover(place, f"{peer} {of_version or version}"))
         for line in self.defaults:
             self.assumed.append(Leftover(line, f"{peer} {version}"))
@@ -238,19 +272,26 @@ class Draft:
             lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
         lines.append("")
         for key, value in self._nested().items():
-            written = yaml_lines({key: value}, _leaf)
-            lines += [line if origin is None else f"{line}  # {origin}" for line, origin in written]
-            lines += [""] if isinstance(value, dict) else []
+            for line, origin in yaml_lines({key: value}, _leaf):
+                if origin is not None:
+                    line += f"  # {origin}"
+                lines.append(line)
+            if isinstance(value, dict):
+                lines.append("")
         return "\n".join(lines).rstrip() + "\n"
 
     def leftovers(self) -> list[tuple[str, list[Leftover]]]:
         """The lists that are not empty, with their titles."""
-        return [(title, leftovers) for name, title in TITLES.items() if (leftovers := getattr(self, name))]
+        titled = [(title, getattr(self, name)) for name, title in TITLES.items()]
+        return [(title, leftovers) for title, leftovers in titled if leftovers]
 
     @property
     def report(self) -> list[str]:
         """The leftovers for a terminal."""
-        return [line for title, leftovers in self.leftovers() for line in (f"{title}:", *_grouped(leftovers))]
+        lines = []
+        for title, leftovers in self.leftovers():
+            lines += [f"{title}:", *_grouped(leftovers)]
+        return lines
 
 
 def _grouped(leftovers: list[Leftover]) -> Iterator[str]:
@@ -269,7 +310,10 @@ def _grouped(leftovers: list[Leftover]) -> Iterator[str]:
 
 
 def _ordered(fields: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
-    return dict(sorted(fields.items(), key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order)))
+    def place(name: str) -> int:
+        return order.index(name) if name in order else len(order)
+
+    return {name: fields[name] for name in sorted(fields, key=place)}
 
 
 def _plain(value: Any, of: Callable[[Entry], Any]) -> Any:
@@ -281,6 +325,6 @@ def _plain(value: Any, of: Callable[[Entry], Any]) -> Any:
 
 
 def _leaf(key: str, entry: Entry, margin: str) -> Lines:
-    notes = textwrap.wrap(entry.note, WIDTH - len(margin)) if entry.note else ()
-    value = (f"{margin}{key}: {for_any_reader(entry.written)}", None if entry.stands_in else entry.origin)
-    return [*((f"{margin}# {line}", None) for line in notes), value]
+    origin = None if entry.stands_in else entry.origin
+    notes: Lines = [(f"{margin}# {line}", None) for line in textwrap.wrap(entry.note, WIDTH - len(margin))]
+    return [*notes, (f"{margin}{key}: {for_any_reader(entry.written)}", origin)]

@@ -81,15 +81,20 @@ def option_rules(peer: str) -> Rules:
 def _names(prefixes: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The names of a section, each with its neutral value."""
     for prefix, names in prefixes.items():
-        for name in names.split() if isinstance(names, str) else names:
+        if isinstance(names, str):
+            neutral = dict.fromkeys(names.split())
+        else:
+            neutral = names
+        for name, value in neutral.items():
             for start, end in itertools.product(_either(prefix), _either(name)):
                 dot = "." if start and not start.endswith(".") else ""
-                yield f"{start}{dot}{end}", None if isinstance(names, str) else names[name]
+                yield f"{start}{dot}{end}", value
 
 
 @cache
 def _table(peer: str) -> dict[Any, Any]:
-    text = (files("proxima_peers.convert") / "options" / f"{peer}.yaml").read_text(encoding="utf-8")
+    file = files("proxima_peers.convert") / "options" / f"{peer}.yaml"
+    text = file.read_text(encoding="utf-8")
     table: dict[Any, Any] = yaml.load(text, Loader=Loader)
     return table
 
@@ -117,16 +122,25 @@ def _either(text: str) -> Iterator[str]:
 
 def sort_out(d: Draft, o: Options, table: Rules) -> None:
     """Record each option that no converter read, by its rule or as unknown."""
-    patterns = [name for name in table if "*" in name]
     names = {*table, *o.asked}
     for name in o.left():
-        key = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
-        if key is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in names):
+        rule = _rule(name, table)
+        if rule is not None:
+            _tell(d, o, name, rule)
+        elif _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in names):
             d.drops(name, "off, or neutral")  # a section without its options
-        elif key is None:
-            _unknown(d, o, name, table)
         else:
-            _tell(d, o, name, table[key])
+            _unknown(d, o, name, table)
+
+
+def _rule(name: str, table: Rules) -> Rule | None:
+    """The rule of an option: under its name, else under the first pattern that it matches."""
+    if name in table:
+        return table[name]
+    for pattern, rule in table.items():
+        if "*" in pattern and fnmatch.fnmatchcase(name, pattern):
+            return rule
+    return None
 
 
 def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
@@ -134,8 +148,7 @@ def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
     value = o.flat[name]
     if rule.effect == "part of":
         if _is_on(o, rule.why):
-            why = f"part of {rule.why}, which has no equivalent"
-            _lacks(d, name, f"{shown(value)}: {why}" if rule.field else why, "" if _is_nothing(value) else rule.field)
+            _lacks_whole(d, name, value, rule)
         else:
             d.drops(name, f"read with {rule.why} only")
     elif rule.effect == "copies":
@@ -157,6 +170,17 @@ def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
         _lacks(d, name, f"{shown(value)}: {rule.why}", rule.field)
 
 
+def _lacks_whole(d: Draft, name: str, value: Any, rule: Rule) -> None:
+    """Record an option that is part of another one, which is on and has no equivalent."""
+    why = f"part of {rule.why}, which has no equivalent"
+    if not rule.field:
+        d.lacks(name, why)
+    elif _is_nothing(value):
+        d.lacks(name, f"{shown(value)}: {why}")
+    else:
+        d.wait(rule.field, name, f"{shown(value)}: {why}")
+
+
 def _lacks(d: Draft, name: str, why: str, field: str) -> None:
     """Record an unsupported option; if it names code or data, the user has to fill in `field`."""
     if field:
@@ -169,7 +193,8 @@ def _unknown(d: Draft, o: Options, name: str, table: Rules) -> None:
     """Record an option that the peer does not have as far as we know; if it names a file, user code may read it."""
     why = _nearest(name, o, table)
     if str(o.flat[name]).partition("::")[0].endswith(FILES):
-        d.wait("reward" if "reward" in name else "task", name, f"{shown(o.flat[name])}: names a file, and {why}")
+        field = "reward" if "reward" in name else "task"
+        d.wait(field, name, f"{shown(o.flat[name])}: names a file, and {why}")
     else:
         d.unknown.append(Leftover(name, why))
 
@@ -188,8 +213,12 @@ def _is_on(o: Options, condition: str) -> bool:
 
 def shown(value: Any) -> str:
     """A value as printable text of at most 60 characters."""
-    text = on_one_line(value.why if isinstance(value, Doubtful) else str(value))
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    if isinstance(value, Doubtful):
+        value = value.why
+    text = on_one_line(str(value))
+    if len(text) > 60:
+        return f"{text[:59]}…"
+    return text
 
 
 def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:

@@ -19,7 +19,9 @@ from proxima_peers.convert.read_python import from_python
 from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script, variables_of_command
 
 SCRIPTS = (".sh", ".bash")
-LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 950
+# The largest file of the peers' own has 50 kB and 950 options.
+LARGEST = 10**6  # bytes
+MOST = 5000  # options
 
 
 def read(path: Path) -> Flat:
@@ -32,11 +34,9 @@ def read(path: Path) -> Flat:
         ConfigError: the file can't be read, or sets no options.
     """
     options = _composed(path)
-    if path.suffix in SCRIPTS:
-        environment = variables_of_command(_text(path))
-    else:
-        environment = {}
-    return interpolated(options, environment)
+    if path.suffix not in SCRIPTS:
+        return interpolated(options)
+    return interpolated(options, variables_of_command(_text(path)))
 
 
 def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), above: tuple[Path, ...] = ()) -> Flat:
@@ -58,10 +58,9 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
             raw = _json(text, path)
         else:
             raw = yaml.load(text, _Once)
+        flat: Flat = {}
         if isinstance(raw, Mapping):
             flat = dict(itertools.islice(flattened(raw), MOST))
-        else:
-            flat = {}
     except ConfigError:
         raise
     except tomllib.TOMLDecodeError as error:
@@ -72,9 +71,11 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
         raise one_problem(str(path), "an anchor contains itself, or a key is not a plain word; write it out") from None
     if isinstance(raw, Mapping) and {"model", "task"} <= raw.keys():
         raise one_problem(str(path), "is a recipe of proxima; proxima explain shows it")
-    if not isinstance(raw, Mapping) or not flat or len(flat) == MOST:
-        wanted = "give the framework's own config file, a mapping of option names to values"
-        raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")
+    wanted = "give the framework's own config file, a mapping of option names to values"
+    if not flat:
+        raise one_problem(str(path), f"holds no options; {wanted}")
+    if len(flat) == MOST:
+        raise one_problem(str(path), f"holds too many options; {wanted}")
     return _over_defaults(flat, path, choices, above)
 
 
@@ -91,7 +92,8 @@ _COMMAND = re.compile(r"\s*(?:[A-Z_]+=\S+\s+)*(?:python3?|accelerate|torchrun|tr
 def _usage(text: str) -> Flat:
     """The options of the commands in a Python file's docstring."""
     try:
-        lines = re.sub(r"\\\n", " ", ast.get_docstring(ast.parse(text)) or "").splitlines()
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        lines = re.sub(r"\\\n", " ", docstring).splitlines()
         return from_script("\n".join(line for line in lines if _COMMAND.match(line)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
@@ -123,7 +125,9 @@ def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]
             name = key.value
         else:
             name = key
-        pairs[name] = (key, value if name not in pairs else _joined(pairs[name][1], value))
+        if name in pairs:
+            value = _joined(pairs[name][1], value)
+        pairs[name] = (key, value)
     mapping: dict[Any, Any] = {}
     yield mapping
     mapping |= loader.construct_mapping(yaml.MappingNode(node.tag, list(pairs.values()), *_marks(node)))
@@ -157,8 +161,10 @@ def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
         before = merged.get(name, value)
         if isinstance(before, dict) and isinstance(value, dict) and name in merged:
             merged[name] = _merged([*before.items(), *value.items()])
+        elif before == value:
+            merged[name] = value
         else:
-            merged[name] = value if before == value else Doubtful(f"the file has both {before} and {value}")
+            merged[name] = Doubtful(f"the file has both {before} and {value}")
     return merged
 
 
@@ -175,29 +181,45 @@ OWN_CONFIGS = {
 def _over_base(flat: Flat, path: Path) -> Flat:
     """A script's options merged over those of its `--config FILE` or its program's own, searched from the script's
     folder upwards."""
-    program, says, _ = getattr(flat.get("launch"), "why", "").partition(" may have its own defaults,")
-    own = None
-    if says and program in OWN_CONFIGS:
-        own = _found(Path(OWN_CONFIGS[program]), path)
+    own = _own_config(flat.get("launch"), path)
     if own is not None:
-        return {**_composed(own), **{key: flat[key] for key in flat if key != "launch"}}
+        return _composed(own) | _without(flat, "launch")
     flat = _over_sections(flat, path)
     written = flat.get("config", flat.get("config_name"))
     if written is None:
         return flat
     name = "config" if "config" in flat else "config_name"
     folder = flat.get("config_path")
-    base = _found(Path(folder if isinstance(folder, str) else "") / str(written), path)
+    relative = Path(str(written))
+    if isinstance(folder, str):
+        relative = Path(folder) / relative
+    base = _found(relative, path)
     if base is not None:
-        return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
+        return _composed(base) | _without(flat, name, "config_path")
     if name == "config_name" and _is_of_unirl(path):
-        ours = RECIPES.get(Path(str(written)).stem)
-        remedy = f"convert its YAML file; {f'the recipe of it here is {ours}' if ours else 'it is in UniRL/examples'}"
-        raise one_problem(str(path), f"runs UniRL with the config {written}, which is not found from here; {remedy}")
+        raise _not_found_of_unirl(path, str(written))
     if name == "config_name" and folder is None:  # of the peer's own package: its defaults
         return flat
-    why = f"the options of {written} come first, and that file is not found from here; convert it where it is"
-    return {**flat, "config": Doubtful(why)}
+    return flat | {"config": _not_found(written)}
+
+
+def _own_config(launch: Any, path: Path) -> Path | None:
+    """The config that the launched program reads first, if it has one and it is found."""
+    if not isinstance(launch, Doubtful):
+        return None
+    program, says, _ = launch.why.partition(" may have its own defaults,")
+    if not says or program not in OWN_CONFIGS:
+        return None
+    return _found(Path(OWN_CONFIGS[program]), path)
+
+
+def _without(flat: Flat, *names: str) -> Flat:
+    """The other options."""
+    return {key: value for key, value in flat.items() if key not in names}
+
+
+def _not_found(file: Any) -> Doubtful:
+    return Doubtful(f"the options of {file} come first, and that file is not found from here; convert it where it is")
 
 
 RECIPES = {  # the configs of UniRL that are recipes here
@@ -206,6 +228,15 @@ RECIPES = {  # the configs of UniRL that are recipes here
     "qwen3_drpo_4b_base_dapo_sglang": "qwen3_4b_drpo",
     "qwen3_grpo_4b_base_dapo_sglang": "qwen3_4b_grpo",
 }
+
+
+def _not_found_of_unirl(path: Path, written: str) -> ConfigError:
+    """The problem of a script that names a config of UniRL, whose file is not found."""
+    ours = RECIPES.get(Path(written).stem)
+    remedy = "convert its YAML file; it is in UniRL/examples"
+    if ours:
+        remedy = f"convert its YAML file; the recipe of it here is {ours}"
+    return one_problem(str(path), f"runs UniRL with the config {written}, which is not found from here; {remedy}")
 
 
 def _is_of_unirl(path: Path) -> bool:
@@ -221,21 +252,23 @@ def _over_sections(flat: Flat, path: Path) -> Flat:
         base = _found(Path(file), path)
         if base is not None:
             below = {f"{section}.{option}": value for option, value in _composed(base).items()}
-            flat = {**below, **{key: value for key, value in flat.items() if key != name}}
+            flat = below | _without(flat, name)
         else:
-            why = f"the options of {file} come first, and that file is not found from here; convert it where it is"
-            flat = {**flat, name: Doubtful(why)}
+            flat = flat | {name: _not_found(file)}
     return flat
 
 
 def _with_launcher(flat: Flat, path: Path) -> Flat:
     """A command's options, with those from accelerate's `--config_file FILE`, if found, that affect numbers."""
-    file = None
-    if flat.get("config_file"):
-        file = _found(Path(str(flat.get("config_file"))), path)
-    launcher = _composed(file) if file is not None else {}
+    written = flat.get("config_file")
+    if not written:
+        return flat
+    file = _found(Path(str(written)), path)
+    if file is None:
+        return flat
+    launcher = _composed(file)
     settings: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
-    return {**settings, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
+    return settings | _without(flat, "config_file")
 
 
 def _found(relative: Path, path: Path) -> Path | None:
@@ -254,9 +287,11 @@ def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tu
         return flat
     entries = [(group, package, choices.get(group, name)) for group, package, name in _entries(written)]
     chosen = {group.removeprefix(OVERRIDE): name for group, _, name in entries if group} | dict(choices)
+    if "_self_" not in written:
+        entries.append(("", None, "_self_"))
     base: Flat = {}
     absent = []
-    for group, package, name in entries if "_self_" in written else (*entries, ("", None, "_self_")):
+    for group, package, name in entries:
         relative = re.sub(r"\$\{(\w+)\}", lambda match: chosen.get(match[1], match[0]), f"{group}/{name}".lstrip("/"))
         beside = path.parent / f"{relative.removesuffix('.yaml')}.yaml"
         if name == "_self_":
@@ -266,34 +301,53 @@ def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tu
         elif not beside.is_file() or beside.resolve() in (path.resolve(), *above):
             absent.append(relative)
         else:
-            header = re.search(r"^# *@package +(\S+)", _text(beside), re.MULTILINE)
-            if package is not None:
-                home = package
-            elif header:
-                home = header[1]
-            else:
-                home = group.replace("/", ".").strip(".")
-            prefix = "" if home in ("", "_global_") else f"{home}."
-            base |= {
-                f"{prefix}{option}": value
-                for option, value in _composed(beside, chosen, (*above, path.resolve())).items()
-            }
+            prefix = _package(beside, package, group)
+            options = _composed(beside, chosen, (*above, path.resolve()))
+            base |= {f"{prefix}{option}": value for option, value in options.items()}
     nested = base.pop("defaults", None)
-    absent += [nested.why] if isinstance(nested, Doubtful) else []
+    if isinstance(nested, Doubtful):
+        absent.append(nested.why)
+    if not absent:
+        return base
     why = f"the options of {', '.join(absent)} come first, and these files are missing; the peer's defaults are used"
-    return {**({"defaults": Doubtful(why)} if absent else {}), **base}
+    return {"defaults": Doubtful(why)} | base
 
 
 OVERRIDE = "override "
 
 
+def _package(file: Path, package: str | None, group: str) -> str:
+    """The section that a file's options go into, with its dot: the entry's `@package`, else the file's own header, else
+    the folder."""
+    header = re.search(r"^# *@package +(\S+)", _text(file), re.MULTILINE)
+    if package is not None:
+        home = package
+    elif header:
+        home = header[1]
+    else:
+        home = group.replace("/", ".").strip(".")
+    if home in ("", "_global_"):
+        return ""
+    return f"{home}."
+
+
 def _entries(written: list[Any]) -> Iterator[tuple[str, str | None, str]]:
     """(group, package, name) of each entry: `ppo_trainer`, `actor@actor_rollout_ref.actor: dp_actor`."""
     for entry in written:
-        for key, value in entry.items() if isinstance(entry, Mapping) else (("", entry),):
+        if not isinstance(entry, Mapping):
+            entry = {"": entry}
+        for key, value in entry.items():
             group, at, package = str(key).removeprefix("optional ").partition("@")
-            for name in value if isinstance(value, list) else [value] if value is not None else []:
+            for name in _as_list(value):
                 yield group, package if at else None, str(name)
+
+
+def _as_list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 # --- ${…}, as OmegaConf reads it --------------------------------------------------------------------------------------
@@ -359,11 +413,13 @@ def _meaning(inside: str, name: str, options: Flat, environment: Mapping[str, An
         return environment[target.strip()]
     if resolver == "oc.decode":
         return yaml.load(rest, Loader=Loader)
-    if resolver == "oc.select" and (value := options.get(_absolute(target, name))) is not None:
-        return value
+    if resolver == "oc.select":
+        value = options.get(_absolute(target, name))
+        if value is not None or not comma:
+            return value
     if resolver in ("oc.select", "oc.env") and comma:
         return yaml.load(default, Loader=Loader)
-    return None if resolver == "oc.select" else _UNKNOWN
+    return _UNKNOWN
 
 
 def _absolute(target: str, name: str) -> str:

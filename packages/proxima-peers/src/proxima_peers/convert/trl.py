@@ -52,7 +52,8 @@ def questions_and_rewards(d: Draft, o: Options) -> dict[str, str]:
     split = str(o.get("dataset_train_split", default="train"))
     subset = o.get("dataset_config")
     columns = _prompts(o)
-    columns |= {"answer": "solution"} if reads_solutions(o) else {}
+    if reads_solutions(o):
+        columns["answer"] = "solution"
     common.task(d, o, "dataset_name", split=split, **columns)
     if subset is not None and d.entries["task.kind"].value == "dataset":
         d.put("task.subset", str(subset), "from dataset_config")
@@ -97,17 +98,30 @@ def _prompts(o: Options) -> dict[str, str]:
     does the fork of it by the completion pruning's authors, where it is the column of MATH."""
     pruning = is_pruning_fork(o)
     of_open_r1 = pruning or o.given("dataset_prompt_column", "system_prompt")
-    column = o.get("dataset_prompt_column", default="problem" if pruning else "prompt")
-    return {"question" if of_open_r1 else "prompt": str(column)}
+    usual = "problem" if pruning else "prompt"
+    column = str(o.get("dataset_prompt_column", default=usual))
+    if of_open_r1:
+        return {"question": column}
+    return {"prompt": column}
 
 
-OF_PEFT: dict[str, Any]  # options of peft's LoraConfig
-OF_PEFT = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules", "dropout": "lora_dropout"}
-OF_PEFT |= {"rslora": "use_rslora", "dora": "use_dora"}
+OF_PEFT: dict[str, Any] = {  # options of peft's LoraConfig
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "targets": "target_modules",
+    "dropout": "lora_dropout",
+    "rslora": "use_rslora",
+    "dora": "use_dora",
+}
 OF_SCRIPT: dict[str, Any] = {field: f"peft_config.{name}" for field, name in OF_PEFT.items()}
 PEFT = LoraNames(**OF_SCRIPT, default_targets=PEFT_TARGETS)
-OF_COMMAND = OF_PEFT | {"rank": "lora_r", "targets": "lora_target_modules"}
-OF_COMMAND |= {"default_rank": 16, "default_alpha": 32, "default_dropout": 0.05}
+OF_COMMAND: dict[str, Any] = OF_PEFT | {
+    "rank": "lora_r",
+    "targets": "lora_target_modules",
+    "default_rank": 16,
+    "default_alpha": 32,
+    "default_dropout": 0.05,
+}
 COMMAND_LINE = LoraNames(**OF_COMMAND, default_targets=PEFT_TARGETS)
 
 
@@ -126,14 +140,15 @@ def rows_of_update(o: Options) -> tuple[int, str]:
     """The rows of an optimizer update of a trainer without groups, with their origin."""
     device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
-    processes = number_of_processes(o)
-    factors = f"{device} * {gather} * {processes or 1}"
+    written = number_of_processes(o)
+    processes = written or 1
+    factors = f"{device} * {gather} * {processes}"
     counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
-    if processes:
+    if written:
         origin = f"from {counts}"
     else:
         origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
-    return device * gather * (processes or 1), origin
+    return device * gather * processes, origin
 
 
 def adapted_model(d: Draft, o: Options) -> None:
@@ -145,7 +160,8 @@ def adapted_model(d: Draft, o: Options) -> None:
 
 def dtypes_and_adapter(d: Draft, o: Options) -> None:
     """The dtypes, and `model.lora` from the command line's `use_peft` or the script's `LoraConfig(…)`."""
-    d.put("model.compute_dtype", "bfloat16" if o.flag("bf16", default=True) else "float32", o.origin("bf16"))
+    compute = "bfloat16" if o.flag("bf16", default=True) else "float32"
+    d.put("model.compute_dtype", compute, o.origin("bf16"))
     common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
     written = any(name.startswith("peft_config.") for name in o.flat)
     if written:
@@ -172,12 +188,11 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
         return
     o.given("num_generations_eval", "eval_on_start")
     every = o.number("eval_steps", default=500, least=0, most=10**9)
-    if every < 1 or strategy == "epoch":
-        if strategy == "epoch":
-            written = "epoch"
-        else:
-            written = f"{every:g} of the run"
-        d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")
+    if strategy == "epoch":
+        d.needs("eval.every", "eval_strategy: epoch; set it in steps")
+        every = 0
+    elif every < 1:
+        d.needs("eval.every", f"eval_steps: {every:g} of the run; set it in steps")
         every = 0
     split = str(o.get("dataset_test_split", default="test"))
     due = (math.ceil(every / made), o.origin("eval_steps"))
@@ -224,40 +239,46 @@ def _surrogate(d: Draft, o: Options) -> str:
         if o.given(name) and name not in read:
             d.drops(name, f"not read by loss_type {kind} at level {level}")
     if kind == "cispo":
-        note = f"TRL's epsilon_high is the cap itself, {high[0]:g}; ours is added to 1."
+        added = f"TRL's epsilon_high is the cap itself, {high[0]:g}; ours is added to 1."
+        note = f"{added} It has no lower bound: epsilon_low 1 (T2)."
         none = (1.0, "TRL's cispo has none")
         above = (round(high[0] - 1, 12), f"{high[1]}, minus 1")
-        note += " It has no lower bound: epsilon_low 1 (T2)."
         d.spec(path, "cispo", origin, note, epsilon_low=none, epsilon_high=above, level=sequence)
     elif kind in ("sapo", "vespo"):
         _smooth(d, o, kind, sequence)
     elif level != "token":
-        form = ("token" if level == "sequence_token" else "sequence", sequence[1])
+        form = "token" if level == "sequence_token" else "sequence"
         ours = "luspo" if kind == "luspo" else "gspo"
-        d.spec(path, ours, sequence[1], epsilon_low=low, epsilon_high=high, form=form)
+        d.spec(path, ours, sequence[1], epsilon_low=low, epsilon_high=high, form=(form, sequence[1]))
         _delta(d, o, high)
     else:
-        note = "TRL's luspo at token level is the clipped loss, summed over each sequence (T1)"
-        d.spec(path, "ppo_clip", origin, note if kind == "luspo" else "", epsilon_low=low, epsilon_high=high)
+        note = ""
+        if kind == "luspo":
+            note = "TRL's luspo at token level is the clipped loss, summed over each sequence (T1)"
+        d.spec(path, "ppo_clip", origin, note, epsilon_low=low, epsilon_high=high)
         _delta(d, o, high)
     return kind
 
 
 def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
     """sapo and vespo, which have no clip."""
+    path = "algorithm.surrogate"
+    origin = o.origin("loss_type")
     if kind == "sapo":
-        defaults = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
-        names = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
-        note = ""
-        more = {"level": level}
+        fields: Fields = {
+            "tau_positive": o.sourced("sapo_temperature_pos", default=1.0),
+            "tau_negative": o.sourced("sapo_temperature_neg", default=1.05),
+        }
+        d.spec(path, kind, origin, "", **fields, level=level)
     else:
-        signs = (("positive", "pos"), ("negative", "neg"))
-        names = {f"{ours}_{sign}": f"vespo_{ours}_{short}" for ours in ("k", "lambda") for sign, short in signs}
-        defaults = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+        fields = {
+            "k_positive": o.sourced("vespo_k_pos", default=2.0),
+            "k_negative": o.sourced("vespo_k_neg", default=3.0),
+            "lambda_positive": o.sourced("vespo_lambda_pos", default=3.0),
+            "lambda_negative": o.sourced("vespo_lambda_neg", default=2.0),
+        }
         note = "TRL multiplies its sampler correction into the weight; here a correction multiplies the loss (T7)"
-        more = {}
-    fields = {ours: o.sourced(name, default=defaults[name]) for ours, name in names.items()}
-    d.spec("algorithm.surrogate", kind, o.origin("loss_type"), note, **fields, **more)
+        d.spec(path, kind, origin, note, **fields)
 
 
 def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
@@ -290,9 +311,11 @@ def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
         d.spec(path, "sequence_mean_token_mean", origin, "TRL counts completions without a loss token too (T1)")
     elif kind == "luspo":
         d.spec(path, "sequence_mean_token_sum", origin)
-    else:
+    elif kind == "bnpo":
         note = "TRL divides by the tokens of each micro-batch; here by those of the whole update"
-        d.spec(path, "token_mean", origin, note if kind == "bnpo" else "")
+        d.spec(path, "token_mean", origin, note)
+    else:
+        d.spec(path, "token_mean", origin)
 
 
 def _advantage(d: Draft, o: Options) -> None:
@@ -305,8 +328,11 @@ def _advantage(d: Draft, o: Options) -> None:
     how = o.choice(hows, "multi_objective_aggregation", default="sum_then_normalize")
     epsilon = (1e-4, "TRL's constant")
     if how == "normalize_then_sum":
-        fields: Fields = {"scale": ("group", "TRL: each reward by its own group"), "epsilon": epsilon}
-        fields["finish"] = ("completions", "TRL: the sum is standardised over the batch")
+        fields: Fields = {
+            "scale": ("group", "TRL: each reward by its own group"),
+            "epsilon": epsilon,
+            "finish": ("completions", "TRL: the sum is standardised over the batch"),
+        }
         weights = o.get("reward_weights")
         if isinstance(weights, list):
             fields["weights"] = (weights, "from reward_weights")
@@ -319,21 +345,19 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
     """The sampler correction, off-policy sequence mask, top-entropy mask."""
     prefix = "vllm_importance_sampling_"
     names = [prefix + name for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
-    if o.flag("use_vllm") and o.flag(prefix + "correction", default=not is_pruning_fork(o)):  # which has none
+    if not o.flag("use_vllm"):
+        d.drops_given(o, "use_vllm is false: TRL corrects no sampler", *names)
+    elif o.flag(prefix + "correction", default=not is_pruning_fork(o)):  # which has none
         _sampler_correction(d, o, prefix)
     else:
-        if o.flag("use_vllm"):
-            off = "the correction is switched off"
-        else:
-            off = "use_vllm is false: TRL corrects no sampler"
-        d.drops_given(o, off, *names)
-    for name, ours, field, default in (
-        ("off_policy_mask_threshold", "off_policy_sequence", "threshold", None),
-        ("top_entropy_quantile", "top_entropy", "share", 1.0),
-    ):
-        value = o.number(name, default=default)
-        if value is not None and (default is None or value < default):
-            d.append(LIST, ours, f"from {name}", "", **{field: (value, f"from {name}")})
+        d.drops_given(o, "the correction is switched off", *names)
+    threshold = o.number("off_policy_mask_threshold")
+    if threshold is not None:
+        origin = "from off_policy_mask_threshold"
+        d.append(LIST, "off_policy_sequence", origin, threshold=(threshold, origin))
+    share = o.number("top_entropy_quantile", default=1.0)
+    if share < 1:
+        d.append(LIST, "top_entropy", "from top_entropy_quantile", share=(share, "from top_entropy_quantile"))
 
 
 def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
@@ -342,23 +366,25 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     capped = o.given(prefix + "cap") and not o.given(prefix + "mode", prefix + "clip_max")
     mode = "token_truncate" if capped else "sequence_mask"
     level, _, bound = o.choice(modes, prefix + "mode", default=mode).rpartition("_")
-    caps = (prefix + "cap", prefix + "clip_max")
-    low = prefix + "clip_min"
-    unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
+    cap = prefix + "cap"
+    most = prefix + "clip_max"
+    unbounded = most in o.flat and o.flat[most] is None
     if unbounded:
         high = math.inf
     else:
-        high = o.number(*caps, default=3.0)
-    origin = o.origin(prefix + "mode", *([prefix + "cap"] if capped else []))
+        high = o.number(cap, most, default=3.0)
     note = "where vLLM gave no log-prob TRL takes ratio 1 (T11)"
     if capped:
+        origin = o.origin(prefix + "mode", cap)
         note = f"The versions of TRL with {prefix}cap and no {prefix}mode truncate the weight of each token; {note}"
-    fields: Fields = {
-        "level": (level, origin),
-        "bound": ("clip" if bound == "mask" else "clamp", origin),
-        "upper": (high, o.origin(*(caps if o.given(caps[0]) else caps[1:]))),
-        "lower": (o.number(low, default=0.0), o.origin(low) if o.given(low) else "no lower bound"),
-    }
+    else:
+        origin = o.origin(prefix + "mode")
+    source = o.origin(cap, most) if o.given(cap) else o.origin(most)
+    how = "clip" if bound == "mask" else "clamp"
+    fields: Fields = {"level": (level, origin), "bound": (how, origin), "upper": (high, source)}
+    least = prefix + "clip_min"
+    low = o.number(least, default=0.0)
+    fields["lower"] = (low, o.origin(least) if o.given(least) else "no lower bound")
     d.append(LIST, "importance", origin, note, **fields)
 
 
@@ -385,19 +411,15 @@ def _batch(d: Draft, o: Options, default_group: int) -> int:
     written = number_of_processes(o)
     processes = written or 1
     times = o.whole("steps_per_generation", least=1)
-    if times is None:
-        if whole is None:
-            times = gather
-        else:
-            times = max(1, whole // (device * processes))
     if whole is None:
+        times = times or gather
         total = device * processes * times
-    else:
-        total = whole
-    counts = "generation_batch_size / num_generations"
-    if whole is None:
         factors = "per_device_train_batch_size * num_processes * steps_per_generation / num_generations"
         counts = f"{factors}: {device} * {processes} * {times} / {group}"
+    else:
+        times = times or max(1, whole // (device * processes))
+        total = whole
+        counts = "generation_batch_size / num_generations"
     origin = f"from {counts}"
     if whole is None and written is None:
         origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
@@ -425,8 +447,13 @@ def _training(d: Draft, o: Options, made: int) -> None:
 
 def adamw(d: Draft, o: Options, lr: float) -> None:
     """AdamW and its schedule; `lr` is TRL's default."""
-    names = {"lr": ("learning_rate",), "eps": ("adam_epsilon",), "weight_decay": ("weight_decay",)}
-    names |= {"beta1": ("adam_beta1",), "beta2": ("adam_beta2",)}
+    names = {
+        "lr": ("learning_rate",),
+        "beta1": ("adam_beta1",),
+        "beta2": ("adam_beta2",),
+        "eps": ("adam_epsilon",),
+        "weight_decay": ("weight_decay",),
+    }
     common.optimizer(d, o, names, {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0})
     if o.given("optim") and not str(o.get("optim")).startswith("adamw_torch"):
         d.lacks("optim", f"{o.get('optim')}: only AdamW")
@@ -439,8 +466,10 @@ def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
     warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
     share = o.number("warmup_ratio", default=0, least=0, most=1)
     spelled = ("warmup_ratio", "warmup_steps")
-    if 0 < warmup < 1:
-        warmup, share, spelled = 0, warmup, ("warmup_steps", "warmup_ratio")
+    if 0 < warmup < 1:  # a share of the run
+        share = warmup
+        warmup = 0
+        spelled = ("warmup_steps", "warmup_ratio")
     return (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled))
 
 

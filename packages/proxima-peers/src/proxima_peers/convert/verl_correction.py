@@ -39,12 +39,17 @@ def correction(d: Draft, o: Options) -> str | None:
     if cap > 0 and bypass:
         d.drops(CAP, "in bypass mode verl takes old_log_probs from the rollout, so the weights it caps are 1")
     elif cap > 0:
-        fields: Fields = {"level": ("token", "verl's TIS"), "bound": ("truncate", "verl's TIS")}
-        d.append(LIST, "importance", f"from {CAP}", **fields, upper=(cap, f"from {CAP}"))
+        fields: Fields = {
+            "level": ("token", "verl's TIS"),
+            "bound": ("truncate", "verl's TIS"),
+            "upper": (cap, f"from {CAP}"),
+        }
+        d.append(LIST, "importance", f"from {CAP}", **fields)
     else:
         d.drops_given(o, "-1: off", CAP)
     veto(d, o)
-    rejections(d, o, towards="current" if bypass else "proximal")
+    towards = "current" if bypass else "proximal"
+    rejections(d, o, towards)
     weights(d, o, bypass=bypass, pure=pure)
     return "reinforce" if pure else None
 
@@ -73,11 +78,19 @@ def first_generation(d: Draft, o: Options) -> None:
     if lower is not None:
         fields["lower"] = (lower, o.origin(FIRST + "_threshold_lower"))
     veto = FIRST + "_veto_threshold"
-    if (value := o.number(veto, default=None if veto in o.flat else VETO)) is not None:  # null switches it off
-        fields["veto"] = (value, o.origin(veto) if o.given(veto) else f"{o.origin(veto)}, in PR 3694 and 0.6")
+    if veto in o.flat:  # null switches it off
+        least = o.number(veto)
+    else:
+        least = o.number(veto, default=VETO)
+    if least is not None:
+        origin = o.origin(veto)
+        if not o.given(veto):
+            origin += ", in PR 3694 and 0.6"
+        fields["veto"] = (least, origin)
     applied = o.flag(FIRST)
     fields["apply"] = (applied, o.origin(FIRST))
-    d.append(LIST, "importance", o.origin(FIRST + "_threshold"), "" if applied else "metrics only", **fields)
+    note = "" if applied else "metrics only"
+    d.append(LIST, "importance", o.origin(FIRST + "_threshold"), note, **fields)
 
 
 def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
@@ -85,8 +98,8 @@ def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
     low, _, high = str(text).strip().partition("_")
     try:
         if high:
-            return (float(low), float(high))
-        return (None, float(low))
+            return float(low), float(high)
+        return None, float(low)
     except ValueError:
         o.refuse('must be a number, or two as "0.5_5.0"', name)
         return None, 2.0
@@ -94,7 +107,8 @@ def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
 
 def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
     """`rollout_is` of 0.7 and 0.9: a level, or null."""
-    name, normalise = NEW + "rollout_is_threshold", NEW + "rollout_is_batch_normalize"
+    name = NEW + "rollout_is_threshold"
+    normalise = NEW + "rollout_is_batch_normalize"
     level = o.get(NEW + "rollout_is")
     if level is None:
         return
@@ -106,18 +120,18 @@ def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
         return
     low, high = _bounds(o, name, text)
     origin = o.origin(name)
-    fields: Fields = {
-        "level": (str(level), o.origin(NEW + "rollout_is")),
-        "bound": ("truncate" if low is None else "clip", origin),
-        "upper": (high, origin),
-    }
-    if low is not None:
-        fields["lower"] = (low, origin)
+    fields: Fields = {"level": (str(level), o.origin(NEW + "rollout_is"))}
+    note = ""
+    if low is None:
+        fields |= {"bound": ("truncate", origin), "upper": (high, origin)}
+    else:
+        fields |= {"bound": ("clip", origin), "upper": (high, origin), "lower": (low, origin)}
+        note = "two bounds: IcePop"
     if normalised:
         fields["normalise"] = (True, o.origin(normalise))
     if bypass or pure:
         fields["towards"] = ("current", "verl weighs REINFORCE by the current policy against the rollout's")
-    d.append(LIST, "importance", o.origin(NEW + "rollout_is"), "" if low is None else "two bounds: IcePop", **fields)
+    d.append(LIST, "importance", o.origin(NEW + "rollout_is"), note, **fields)
 
 
 def veto(d: Draft, o: Options) -> None:
@@ -125,37 +139,29 @@ def veto(d: Draft, o: Options) -> None:
     name = NEW + "rollout_token_veto_threshold"
     value = o.number(name)
     if value is not None:
-        fields: Fields = {"bound": ("none", "no weights, only the veto"), "veto": (value, o.origin(name))}
-        d.append(LIST, "importance", o.origin(name), **fields, rejected=("drop", "verl reduces the mask"))
+        fields: Fields = {
+            "bound": ("none", "no weights, only the veto"),
+            "veto": (value, o.origin(name)),
+            "rejected": ("drop", "verl reduces the mask"),
+        }
+        d.append(LIST, "importance", o.origin(name), **fields)
 
 
 def rejections(d: Draft, o: Options, towards: str) -> None:
     """`rollout_rs`: in 0.7 a level with two thresholds, in 0.9 comma-separated options, each with its own threshold."""
     written = o.get(NEW + "rollout_rs")
-    threshold, lower = NEW + "rollout_rs_threshold", NEW + "rollout_rs_threshold_lower"
+    threshold = NEW + "rollout_rs_threshold"
     if written is None:
         return
     given = o.get(threshold)
-    low = o.number(lower)
+    low = o.number(NEW + "rollout_rs_threshold_lower")
     if str(written) in LEVELS:
-        if given is not None:
-            upper = given
-        else:
-            upper = o.number(NEW + "rollout_is_threshold", default=2.0)
-        origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
-        high = _bounds(o, threshold, upper)[1]
-        if high <= 0:
-            d.lacks(threshold if given is not None else NEW + "rollout_is_threshold", f"{upper}: must be above 0")
-            return
-        level, reduce = LEVELS[str(written)]
-        least = (1 / high if low is None else low, "verl: 1 / upper" if low is None else o.origin(lower))
-        _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
+        _level(d, o, str(written), given, low, towards)
         return
     options = [part.strip() for part in str(written).split(",") if part.strip()]
+    limits = []
     if given is not None:
         limits = [part.strip() for part in str(given).split(",")]
-    else:
-        limits = []
     if len(limits) == 1:
         limits = limits * len(options)
     if len(limits) != len(options):
@@ -163,6 +169,25 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
         return
     for option, limit in zip(options, limits, strict=True):
         _option(d, o, option, limit, towards)
+
+
+def _level(d: Draft, o: Options, written: str, upper: Any, lower: float | None, towards: str) -> None:
+    """Add the rejection of a level of 0.7. Without a threshold of its own, that of the weights holds."""
+    name = NEW + "rollout_rs_threshold"
+    if upper is None:
+        name = NEW + "rollout_is_threshold"
+        upper = o.number(name, default=2.0)
+    origin = o.origin(name)
+    high = _bounds(o, NEW + "rollout_rs_threshold", upper)[1]
+    if high <= 0:
+        d.lacks(name, f"{upper}: must be above 0")
+        return
+    if lower is None:
+        least = (1 / high, "verl: 1 / upper")
+    else:
+        least = (lower, o.origin(NEW + "rollout_rs_threshold_lower"))
+    level, reduce = LEVELS[written]
+    _reject(d, o, towards, level, "ratio", reduce, upper=(high, origin), lower=least)
 
 
 def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None:
@@ -179,7 +204,8 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     if kind != "k1":
         _reject(d, o, towards, level, kind, reduce, upper=(high, o.origin(name)))
         return
-    low = 1 / high if low is None and high > 0 else low
+    if low is None and high > 0:
+        low = 1 / high
     if low is None or low <= 0 or high <= 0:
         d.lacks(name, f"{limit}: must be ratios above 0 for {option}")
         return
@@ -187,7 +213,8 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     upper = high
     lower = low
     if abs(math.log(low) + math.log(high)) > NEARLY:
-        upper, lower = 1 / low, 1 / high
+        upper = 1 / low
+        lower = 1 / high
         note = f"verl 0.9.1 tests the reciprocal ratio against [{low:g}, {high:g}] (P25); these bounds reject what it "
         note += f"rejects. As documented it would be lower {low:g}, upper {high:g}."
     origin = f"from {name}"
