@@ -397,6 +397,15 @@ def test_a_variable_is_given_to_the_commands_after_its_export():
     assert variables_of_command("echo hello\nexport A=1") == variables_of_command("A=1 B=2") == {}
 
 
+def test_a_loop_over_nothing_gives_its_variable_no_value():
+    assert variables_of_command("export A\nfor A in ; do\npython -m m a.b=1\ndone") == {}
+
+
+def test_a_data_set_without_splits_is_read():
+    text = "load_dataset('rows', split=[])\nGRPOConfig(beta=0.1)"
+    assert from_python(text) == {"beta": 0.1, "dataset_name": "rows"}
+
+
 def test_variables_of_this_process_are_not_read(ran, monkeypatch):
     monkeypatch.setenv("QWEN3_PATH", "org/other")
     monkeypatch.setenv("DATA_PATH", "other.jsonl")

@@ -49,18 +49,26 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         raise one_problem(name, f"has {len(calls)} {used}(…) calls, in lines {lines}; keep one")
     constants = _constants(tree)
     holders = (PARSED, *_holders(tree, configs))
-    own_config = configs.get(str(_called(calls[0]) if calls else used))
-    flat = _defaults(own_config, constants)
-    flat |= dict(usage or {}) if not calls else _keywords(calls[0], constants)
+    if calls:
+        flat = _defaults(configs[str(_called(calls[0]))], constants)
+        flat |= _keywords(calls[0], constants)
+    else:
+        flat = _defaults(configs[str(used)], constants)
+        flat |= usage or {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node in trained:
             flat |= _of_trainer(tree, node, constants)
             flat |= _own_class("trainer_class", trainers[str(_called(node))])
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
-            flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
+        elif isinstance(node, ast.Assign):
+            holder, _, option = ast.unparse(node.targets[0]).rpartition(".")
+            if holder in holders:
+                flat[option] = _value(node.value, constants)
     for option, value in _data(tree, constants).items():
         flat.setdefault(option, value)
-    return {name: leaf for option, value in flat.items() for name, leaf in _leaves(option, value)}
+    leaves: dict[str, Any] = {}
+    for option, value in flat.items():
+        leaves |= _leaves(option, value)
+    return leaves
 
 
 NOT_CONVERTED = "not converted"
@@ -77,15 +85,15 @@ def training_in_python(text: str) -> str | None:
     called = {name for name in classes if any(_calls(tree, name))}
     named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in classes}
     kinds = {_kind_of(name, classes[name]) for name in called or named}
-    return kinds.pop() if len(kinds) == 1 else None
+    if len(kinds) > 1:
+        return None
+    return next(iter(kinds), None)
 
 
 def _kind_of(name: str, own: ast.ClassDef | None) -> str:
-    if own is None:
-        base = name
-    else:
-        base = next(text for text in map(_last, own.bases) if text in (*CALLS, *TRAINERS))
-    return base.removesuffix("Config").removesuffix("Trainer").lower()
+    if own is not None:
+        name = next(base for base in map(_last, own.bases) if base in (*CALLS, *TRAINERS))
+    return name.removesuffix("Config").removesuffix("Trainer").lower()
 
 
 def _and_subclasses(tree: ast.Module, names: tuple[str, ...]) -> dict[str, ast.ClassDef | None]:
@@ -108,26 +116,33 @@ def _own_class(option: str, own: ast.ClassDef | None) -> dict[str, Any]:
 
 def _defaults(own: ast.ClassDef | None, constants: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of a config class of the file."""
+    if own is None:
+        return {}
     options = _own_class("config_class", own)
-    for node in own.body if own is not None else ():
+    for node in own.body:
         if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
-            made = node.value
-            if isinstance(made, ast.Call) and _called(made) == "field":
-                given = {key.arg: key.value for key in made.keywords}
-                made = given.get("default", given.get("default_factory", made))
-                made = made.body if isinstance(made, ast.Lambda) else made
-            options |= {target.id: _value(made, constants) for target in _targets(node)}
+            value = _value(_default(node.value), constants)
+            options |= {target.id: value for target in _targets(node)}
     return options
+
+
+def _default(value: ast.expr) -> ast.expr:
+    """The value, or the default in `field(default=…)` or `field(default_factory=lambda: …)`."""
+    if not isinstance(value, ast.Call) or _called(value) != "field":
+        return value
+    given = {key.arg: key.value for key in value.keywords}
+    made = given.get("default", given.get("default_factory", value))
+    if isinstance(made, ast.Lambda):
+        return made.body
+    return made
 
 
 def _other_trainers(tree: ast.Module) -> list[str]:
     """The trainers of TRL that the file makes, other than those that are converted."""
-    imported = {
-        alias.asname or alias.name: alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trl"
-        for alias in node.names
-    }
+    imported: dict[str, str] = {}  # by the file's own name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trl":
+            imported |= {alias.asname or alias.name: alias.name for alias in node.names}
     others = {own: name for own, name in imported.items() if name.endswith("Trainer") and name not in TRAINERS}
     return sorted(name for own, name in others.items() if any(_calls(tree, own)))
 
@@ -152,29 +167,44 @@ def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
     calls = list(_calls(tree, "load_dataset"))
     options: dict[str, Any] = {}
     if len(calls) == 1 and calls[0].args:
-        given = {str(key.arg): _value(key.value, constants) for key in calls[0].keywords}
-        path = _value(calls[0].args[0], constants)
-        if path in ("json", "parquet", "csv"):
-            path = given.get("data_files", path)
-        options = {"dataset_name": path, "dataset_train_split": given.get("split")}
-        if len(calls[0].args) > 1:
-            options["dataset_config"] = _value(calls[0].args[1], constants)
-        if isinstance(options["dataset_train_split"], list):
-            options["dataset_train_split"], *rest = options["dataset_train_split"]
-            options |= {"dataset_test_split": rest[0]} if rest else {}
-    made = dict.fromkeys(ast.unparse(node) for name in CHANGES for node in _calls(tree, name) if _of_rows(node))
+        options = _loaded(calls[0], constants)
+    made: dict[str, None] = {}
+    for name in CHANGES:
+        made |= {ast.unparse(node): None for node in _calls(tree, name) if _of_rows(node)}
     if made:
-        options["train_dataset"] = "; ".join(text if len(text) <= 80 else f"{text[:79]}…" for text in made)
+        options["train_dataset"] = "; ".join(map(_cut, made))
     return {name: value for name, value in options.items() if value is not None and value is not UNREADABLE}
+
+
+def _loaded(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the arguments of `load_dataset(…)` are; a list of splits is the training's, then the test's."""
+    given = {str(key.arg): _value(key.value, constants) for key in call.keywords}
+    path = _value(call.args[0], constants)
+    if path in ("json", "parquet", "csv"):
+        path = given.get("data_files", path)
+    split = given.get("split")
+    options = {"dataset_name": path, "dataset_train_split": split}
+    if len(call.args) > 1:
+        options["dataset_config"] = _value(call.args[1], constants)
+    if isinstance(split, list):
+        options["dataset_train_split"] = split[0] if split else None
+        if len(split) > 1:
+            options["dataset_test_split"] = split[1]
+    return options
+
+
+def _cut(text: str) -> str:
+    if len(text) > 80:
+        return f"{text[:79]}…"
+    return text
 
 
 def _of_rows(call: ast.Call) -> bool:
     """Guess from its owner's name whether a method such as `map` or `filter` is one of a data set."""
-    if isinstance(call.func, ast.Attribute):
-        owner = ast.unparse(call.func.value)
-    else:
-        owner = ""
-    return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = ast.unparse(call.func.value).lower()
+    return any(word in owner for word in ("data", "train", "eval", "split", "ds"))
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -189,8 +219,10 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
     options = {}
     for keyword in call.keywords:
-        name = keyword.arg or f"**{ast.unparse(keyword.value)}"
-        options[name] = _value(keyword.value, constants) if keyword.arg else UNREADABLE
+        if keyword.arg is None:
+            options[f"**{ast.unparse(keyword.value)}"] = UNREADABLE
+        else:
+            options[keyword.arg] = _value(keyword.value, constants)
     return options
 
 
@@ -208,20 +240,25 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
             options["rollout_func"] = ast.unparse(keyword.value)[:80]
         if keyword.arg == "processing_class":
             options["processing_class"] = _tokenizer(tree, keyword.value, options.get("model_name_or_path"), constants)
-        if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
-            options["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
+        if keyword.arg == "peft_config":
+            made = _made_by(tree, keyword.value, "LoraConfig")
+            if made is not None:
+                options["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
     return {name: value for name, value in options.items() if name not in (*DATA, "model")}
+
+
+HARMLESS = {"padding_side", "use_fast", "trust_remote_code", "revision"}  # arguments of a tokenizer
 
 
 def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
     """The expression that creates the tokenizer; None if it is the model's own: `….from_pretrained(MODEL)`."""
-    made = _assigned(tree, node)
-    own = isinstance(made, ast.Call) and _called(made) == "from_pretrained" and len(made.args) == 1
-    if isinstance(made, ast.Call) and own:
+    made = _made_by(tree, node, "from_pretrained")
+    if made is not None and len(made.args) == 1:
         of = _value(made.args[0], constants)
-        loose = {"padding_side", "use_fast", "trust_remote_code", "revision"}
-        own = model in (of, None, UNREADABLE) and {key.arg for key in made.keywords} <= loose
-    return None if own else ast.unparse(made)[:80]
+        given = {key.arg for key in made.keywords}
+        if model in (of, None, UNREADABLE) and given <= HARMLESS:
+            return None
+    return ast.unparse(_assigned(tree, node))[:80]
 
 
 def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
@@ -261,11 +298,14 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
     for item in nodes:
         if isinstance(item, ast.ImportFrom):
             homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
+    return [_named(item, homes, constants) for item in _items(node)]
+
+
+def _items(node: ast.expr) -> list[ast.expr]:
+    """The items of a list, or the expression as the only one."""
     if isinstance(node, ast.List | ast.Tuple):
-        items = node.elts
-    else:
-        items = [node]
-    return [_named(item, homes, constants) for item in items]
+        return node.elts
+    return [node]
 
 
 def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
@@ -276,12 +316,12 @@ def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
         if isinstance(item, ast.ImportFrom) and item.module and not item.level:
             for alias in item.names:
                 name = alias.asname or alias.name
-                places |= {name: f"{item.module}:{alias.name}"}
+                places[name] = f"{item.module}:{alias.name}"
                 if name.islower():  # it may be a module
-                    places |= {f"{name}.": f"{item.module}.{alias.name}:"}
+                    places[f"{name}."] = f"{item.module}.{alias.name}:"
         elif isinstance(item, ast.Import):
             places |= {f"{alias.asname or alias.name}.": f"{alias.name}:" for alias in item.names}
-    texts = [ast.unparse(item) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
+    texts = [ast.unparse(item) for item in _items(node)]
     return [_reference(text, places)[:80] for text in texts if text != "None"] or None
 
 
@@ -303,7 +343,9 @@ def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any
 
     if isinstance(node, ast.Call):
         given = [text(value) for value in node.args]
-        given += [f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords]
+        for keyword in node.keywords:
+            before = f"{keyword.arg}=" if keyword.arg else "**"
+            given.append(before + text(keyword.value))
         return f"{_named(node.func, homes, {})}({', '.join(given)})"
     name = ast.unparse(node)
     home = homes.get(name.partition(".")[0])
@@ -311,9 +353,12 @@ def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any
 
 
 def _called(node: ast.Call) -> str | None:
+    """The last name of what is called; None for the result of another expression, `f()()`."""
     if isinstance(node.func, ast.Name):
         return node.func.id
-    return node.func.attr if isinstance(node.func, ast.Attribute) else None
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return None
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -321,17 +366,24 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     constants: dict[str, Any] = {}
     assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
     for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            for target in _targets(node):
-                if assigned.count(target.id) == 1 and (value := _value(node.value, constants)) is not UNREADABLE:
-                    constants[target.id] = value
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in _targets(node):
+            if assigned.count(target.id) > 1:
+                continue
+            value = _value(node.value, constants)
+            if value is not UNREADABLE:
+                constants[target.id] = value
     return constants
 
 
 def _targets(node: ast.AST) -> list[ast.Name]:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return []
+    """The plain names that a statement assigns to."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign):
+        targets = [node.target]
     return [target for target in targets if isinstance(target, ast.Name)]
 
 
@@ -365,9 +417,10 @@ def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_number(node.operand, constants)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        a, b = _number(node.left, constants), _number(node.right, constants)
-        if b or not isinstance(node.op, ast.Div | ast.FloorDiv):
-            return _OPERATORS[type(node.op)](a, b)
+        left = _number(node.left, constants)
+        right = _number(node.right, constants)
+        if right or not isinstance(node.op, ast.Div | ast.FloorDiv):
+            return _OPERATORS[type(node.op)](left, right)
     raise UserError(f"not a literal: {ast.unparse(node)}")
 
 

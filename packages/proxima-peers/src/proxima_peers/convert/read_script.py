@@ -27,6 +27,7 @@ class Doubtful:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
+_DOTTED = re.compile(r"[+~]{0,2}[A-Za-z_][\w@/]*(?:\.[\w@/]+)+=")  # the beginning of an override of an option inside
 _DEFAULT = re.compile(r"\$\{(\w+):?=(.*)\}", re.DOTALL)  # `: "${NAME:=value}"`
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 _DELETED = re.compile(r"~([A-Za-z_]\w*(?:\.\w+)+)")  # Hydra's way to leave an option out
@@ -35,14 +36,21 @@ _HERE = re.compile(  # the folder of the script, or the one it runs in
     r"\$\(\s*(?:pwd|dirname\s+[^()]+|cd\s.+?&&\s*pwd(?:\s+-P)?)\s*\)|`pwd`"
 )
 _LAUNCHER = re.compile(r"(?:.*/)?run_experiment\w*\.sh")  # of UniRL: the name of a config, and options
-# their defaults are known, or in the config that they name
+# Their defaults are known, or in the config that they name.
 _MAINS = (
-    *("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch"),
-    *("skyrl.train.entrypoints.main_base", "skyrl_train.entrypoints.main_base"),
+    "verl.trainer.main_ppo",
+    "verl.trainer.main_ppo_sync",
+    "torch.distributed.run",
+    "accelerate.commands.launch",
+    "skyrl.train.entrypoints.main_base",
+    "skyrl_train.entrypoints.main_base",
     "examples.train.fully_async.main_fully_async",
 )
 _SERVERS = (  # not trainings
-    *("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server"),
+    "vllm-serve",
+    "serve",
+    "vllm.entrypoints.openai.api_server",
+    "sglang.launch_server",
     "skyrl.train.entrypoints.serve",
 )
 _DECLARES = ("export", "local", "readonly", "declare", "typeset")
@@ -63,20 +71,21 @@ def from_script(text: str, name: str = "script") -> Flat:
     script = _Script()
     for statement in statements(text):
         script.read(statement)
-    overrides, flags = script.settled(script.overrides), script.settled(script.flags)
+    overrides = script.settled(script.overrides)
+    flags = script.settled(script.flags)
     if not overrides:
         if flags:
             return flags
         wanted = "give the config file, or the script that sets the options"
         raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
+    why = []
     if script.mains:
-        why = [f"{' and '.join(script.mains)} may have its own defaults"]
-    else:
-        why = []
+        why.append(f"{' and '.join(script.mains)} may have its own defaults")
     why += [f"${name} may hold options" for name in script.missing()]
     if why:
-        overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file"), **overrides}
-    return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
+        overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file")} | overrides
+    own = {flag: flags[flag] for flag in script.own if flag in flags}
+    return own | overrides
 
 
 def variables_of_command(text: str) -> Flat:
@@ -89,33 +98,48 @@ def variables_of_command(text: str) -> Flat:
         script.read(statement)
     environment: Flat = {}
     for name, values in script.environment().items():
-        unset = next((value for value in values if "$" in value or "`" in value), None)
         if len(values) > 1:
             environment[name] = Doubtful(f"the script sets {name} to {' or '.join(values)}, by a branch or command")
+        elif "$" in values[0] or "`" in values[0]:
+            environment[name] = Doubtful(f"the script sets {name} to {values[0]}")
         else:
-            environment[name] = values[0] if unset is None else Doubtful(f"the script sets {name} to {unset}")
+            environment[name] = values[0]
     return environment
+
+
+Occurrences = list[tuple[int, str, bool]]  # of an option: its command, the text, and whether it is in a branch
 
 
 @dataclass
 class _Script:
-    """The state of reading a script statement by statement."""
+    """The state of reading a script statement by statement.
+
+    Args:
+        branches: variable → its possible values.
+        overrides, flags: option → where the script sets it.
+        commands: the module or file that each command runs; "" for arrays, the first.
+        depth: of if, case and loops.
+        own: flags of the program itself, `--config` in `x.py --config`.
+        mains: modules that are run, other than the peers' own.
+        exported: names of variables.
+        around: variables before `bash -c`, inside it.
+        environments: command → variable → its possible values.
+        spread: variables and arrays among options.
+    """
 
     variables: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
-    branches: dict[str, list[str]] = field(default_factory=dict)  # variable → its possible values
-    overrides: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # option → command, text, in branch
-    flags: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)
-    commands: list[str] = field(default_factory=lambda: [""])  # the module or file that each runs; none for arrays
-    depth: int = 0  # of if, case and loops
-    own: dict[str, None] = field(default_factory=dict)  # flags of the program itself: --config in `x.py --config`
-    mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
-    exported: set[str] = field(init=False, default_factory=set)  # names of variables
-    around: dict[str, str] = field(init=False, default_factory=dict)  # variables before `bash -c`, inside it
-    environments: dict[int, dict[str, list[str]]] = field(
-        init=False, default_factory=dict
-    )  # command → variable → its values
+    branches: dict[str, list[str]] = field(default_factory=dict)
+    overrides: dict[str, Occurrences] = field(default_factory=dict)
+    flags: dict[str, Occurrences] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=lambda: [""])
+    depth: int = 0
+    own: dict[str, None] = field(default_factory=dict)
+    mains: dict[str, None] = field(default_factory=dict)
+    exported: set[str] = field(init=False, default_factory=set)
+    around: dict[str, str] = field(init=False, default_factory=dict)
+    environments: dict[int, dict[str, list[str]]] = field(init=False, default_factory=dict)
     arrays: set[str] = field(init=False, default_factory=set)
-    spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
+    spread: dict[str, None] = field(init=False, default_factory=dict)
 
     def read(self, statement: Statement) -> None:
         words = statement.words
@@ -158,8 +182,8 @@ class _Script:
         if words[0] == "env" and len(words) > 1 and _ASSIGNMENT.fullmatch(words[1]):
             words = words[1:]
         environment: dict[str, str] = {}
-        while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):  # an environment for this command
-            environment[assignment[1]] = assignment[2]
+        while words and (own := _ASSIGNMENT.fullmatch(words[0])):  # an environment for this command
+            environment[own[1]] = own[2]
             words = words[1:]
         if not words:
             return
@@ -169,36 +193,35 @@ class _Script:
             words = words[words.index("--") + 1 :]
         if len(words) > 2 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
             outside = self.around
-            self.around = {**outside, **environment}
+            self.around = outside | environment
             for statement in statements(words[2]):
                 self.read(statement)
             self.around = outside
             return
+        self.program(words, environment)
+
+    def program(self, words: list[str], environment: dict[str, str]) -> None:
+        """A program with its options, in its environment."""
         words, doubtful = self.split(words)
-        target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
-        if target is None:
-            runs = ""
-        else:
-            runs = words[target + (words[target] == "-m" and target + 1 < len(words))]
-        if any(word in _SERVERS for word in (*words[1:3], runs)):
+        start, program, module = _program(words)
+        if any(word in _SERVERS for word in (*words[1:3], program)):
             return
-        module = runs if target is not None and words[target] == "-m" else ""
         own_config = module in _MAINS or module.startswith("unirl.train_")
         if "." in module and not own_config and any(_OVERRIDE.fullmatch(word) for word in words):
             self.mains[module] = None
-        self.commands.append(runs or words[0])
-        self.environments[len(self.commands) - 1] = self.given({**self.around, **environment})
-        self.options(words, len(self.commands) - 1, 0 if target is None else target)
-        self.options(doubtful, len(self.commands) - 1, -1, doubtful=True)
+        command = len(self.commands)
+        self.commands.append(program or words[0])
+        self.environments[command] = self.given(self.around | environment)
+        self.options(words, command, start)
+        self.options(doubtful, command, -1, doubtful=True)
 
     def given(self, own: dict[str, str]) -> dict[str, list[str]]:
         """The environment of a command, each variable with its possible values: the exported variables, and its own."""
         given: dict[str, list[str]] = {}
         for name in self.exported:
-            if name in self.branches:
-                given[name] = self.branches[name]
-            elif name in self.variables:
-                given[name] = [self.variables[name]]
+            values = self.values(name)
+            if values:
+                given[name] = values
         for name, value in own.items():
             given[name] = [self.expanded(value)]
         return given
@@ -206,10 +229,12 @@ class _Script:
     def environment(self) -> dict[str, list[str]]:
         """The possible values of each variable in the commands that set `a.b=value` or name a config; in all that set
         options if none does."""
-        of_config = [self.flags[name] for name in ("config", "config_name") if name in self.flags]
-        occurrences = [*self.overrides.values(), *of_config] or [*self.flags.values()]
+        of_config = {name: self.flags[name] for name in ("config", "config_name") if name in self.flags}
+        if self.overrides or of_config:
+            commands = _commands_of(self.overrides) | _commands_of(of_config)
+        else:
+            commands = _commands_of(self.flags)
         merged: dict[str, list[str]] = {}
-        commands = {command for several in occurrences for command, _, _ in several if command}
         for command in sorted(commands or self.environments):  # of an array's options no command is known
             for name, values in self.environments[command].items():
                 known = merged.setdefault(name, [])
@@ -219,25 +244,33 @@ class _Script:
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """The words, with each `$NAME` that contains options replaced by them; and the options that it contains only in
         some branches."""
-        out, doubtful = list[str](), list[str]()
+        out: list[str] = []
+        doubtful: dict[str, None] = {}
         for index, word in enumerate(words):
             reference = _REFERENCE.fullmatch(word)
             if reference is None:
                 out.append(word)
                 continue
+            name = reference[1]
             if "=" in words[index - 1] or _REFERENCE.fullmatch(words[index - 1]):  # not a program, nor a flag's value
-                self.spread[reference[1]] = None
-            if reference[1] in self.variables:
-                single = [self.variables[reference[1]]]
-            else:
-                single = []
-            texts = [text.split() for text in self.branches.get(reference[1], single)]
-            if not any(_OVERRIDE.fullmatch(option) or _FLAG.fullmatch(option) for text in texts for option in text):
+                self.spread[name] = None
+            texts = [text.split() for text in self.values(name)]
+            options = [option for text in texts for option in text]
+            if not any(_OVERRIDE.fullmatch(option) or _FLAG.fullmatch(option) for option in options):
                 out.append(word)
                 continue
-            out += [option for option in texts[0] if all(option in other for other in texts[1:])]
-            doubtful += [option for text in texts for option in text if not all(option in other for other in texts)]
-        return out, list(dict.fromkeys(doubtful))
+            sure = {option for option in options if all(option in text for text in texts)}
+            out += [option for option in texts[0] if option in sure]
+            doubtful |= {option: None for option in options if option not in sure}
+        return out, list(doubtful)
+
+    def values(self, name: str) -> list[str]:
+        """The possible values of a variable; none if the script does not set it."""
+        if name in self.branches:
+            return self.branches[name]
+        if name in self.variables:
+            return [self.variables[name]]
+        return []
 
     def missing(self) -> list[str]:
         """Variables among the options of a command that the script does not set."""
@@ -246,60 +279,70 @@ class _Script:
 
     def assign(self, name: str, value: str) -> None:
         """Set a variable; after an assignment in a branch, it may have any of its values."""
-        if several := self.branches.get(name):  # it extends the value from before the branch
+        several = self.branches.get(name)
+        if several:  # it extends the value from before the branch
             value = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _: several[0], value)
         value = self.expanded(value)
         if not self.depth:
             self.variables[name] = value
             self.branches.pop(name, None)
         elif self.variables.get(name) != value:
-            if name in self.variables:
-                before = [self.variables.pop(name)]
-            else:
-                before = []
-            self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
+            before = self.values(name)
+            self.variables.pop(name, None)
+            self.branches[name] = list(dict.fromkeys([*before, value]))
 
     def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
         """Record the options among the words of an array, or of a command whose program is the word at `start`."""
         inside = doubtful or (self.depth > 0 and not command)
-        dotted = [i for i, word in enumerate(words) if (override := _OVERRIDE.fullmatch(word)) and "." in override[1]]
-        composed = any(_CONFIG_NAME.match(word) for word in words)  # by Hydra, which takes all words of this form
+        by_hydra = any(_DOTTED.match(word) or _CONFIG_NAME.match(word) for word in words)  # it takes undotted ones too
         for index, word in enumerate(words):
+            of_program = not command or index > start
             override = _OVERRIDE.fullmatch(word)
-            if override and (dotted or composed) and (index in dotted or not command or index > start):
+            deleted = _DELETED.fullmatch(word)
+            if override and by_hydra and (of_program or _DOTTED.match(word)):
                 self.overrides.setdefault(override[1], []).append((command, self.expanded(override[2]), inside))
-            elif (deleted := _DELETED.fullmatch(word)) and (dotted or composed):
+            elif deleted and by_hydra:
                 self.overrides.setdefault(deleted[1], []).append((command, "null", inside))
         for index, name, text in _flags(words):
             self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
-            if (dotted or composed) and (index > start or not command):
+            if by_hydra and (index > start or not command):
                 self.own[name] = None
 
-    def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
+    def settled(self, options: dict[str, Occurrences]) -> Flat:
         """Each option with its value, which is `Doubtful` if it depends on a branch or command."""
         flat: Flat = {}
-        setting = {command for occurrences in options.values() for command, _, _ in occurrences if command}
+        setting = _commands_of(options)
         for name, occurrences in options.items():
             if name in ("config_path", "config_dir"):  # a file is searched from the script's folder upwards
                 occurrences = [(command, _HERE.sub(".", text), inside) for command, text, inside in occurrences]
-            texts, always = _of_arrays(occurrences)
-            by_command = {command: text for command, text, inside in occurrences if command and not inside}
-            if by_command:  # its words come after an array's
-                targets = {self.commands[command] for command in by_command}
-                silent = any(self.commands[command] in targets for command in setting - set(by_command))
-                texts = [*by_command.values(), *(texts if silent else ())]
-                always = always or not silent
-            in_branches = [text for command, text, inside in occurrences if command and inside]
-            texts = list(dict.fromkeys([*texts, *in_branches]))
+            texts, always = self.possible(occurrences, setting)
             unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
             if len(texts) > 1 or not (always or unset):
                 flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
             elif unset:
                 why = [f"{v} is {' or '.join(self.branches[v])}" for v in unset if v in self.branches]
-                flat[name] = Doubtful(f"the script has {texts[0]}{': ' if why else ''}{', '.join(why)}")
+                doubt = f"the script has {texts[0]}"
+                if why:
+                    doubt += f": {', '.join(why)}"
+                flat[name] = Doubtful(doubt)
             else:
                 flat.update(_typed(name, texts[0]))
         return flat
+
+    def possible(self, occurrences: Occurrences, setting: set[int]) -> tuple[list[str], bool]:
+        """The possible texts of an option, and True if it is set in any case; `setting`: the commands with options."""
+        texts, always = _of_arrays(occurrences)
+        by_command = {command: text for command, text, inside in occurrences if command and not inside}
+        if by_command:  # its words come after an array's
+            programs = {self.commands[command] for command in by_command}
+            silent = any(self.commands[command] in programs for command in setting - set(by_command))
+            if silent:  # the same program also runs without it
+                texts = [*by_command.values(), *texts]
+            else:
+                texts = list(by_command.values())
+                always = True
+        in_branches = [text for command, text, inside in occurrences if command and inside]
+        return list(dict.fromkeys([*texts, *in_branches])), always
 
     def expanded(self, text: str) -> str:
         for _ in range(ROUNDS):
@@ -314,17 +357,21 @@ class _Script:
     def _variable(self, match: re.Match[str]) -> str:
         name = match[1] or match[3]
         default = match[2]
-        if values := self.branches.get(name):  # a default would hide them
+        values = self.branches.get(name)
+        if values:
             if len(values) == 1 and default is None:
                 return values[0]
-            return f"${{{name}}}"
-        value = self.variables.get(name, match[0] if default is None else _unquoted(default))
-        return value or _unquoted(default or "")
+            return f"${{{name}}}"  # a default would hide them
+        if default is None:
+            return self.variables.get(name, match[0])
+        return self.variables.get(name) or _unquoted(default)
 
     def _arithmetic(self, match: re.Match[str]) -> str:
         inside = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: self.variables.get(m[0], m[0]), match[1])
         number = _computed(inside)
-        return match[0] if number is None else f"{number:.0f}"
+        if number is None:
+            return match[0]
+        return f"{number:.0f}"
 
 
 _CONFIG_NAME = re.compile(r"--config[-_]name(?:=|$)")
@@ -335,24 +382,46 @@ def _of_launcher(words: list[str], experiment: str | None) -> list[str]:
     script = next((i for i, word in enumerate(words[:2]) if _LAUNCHER.fullmatch(word)), None)
     if script is None:
         return words
-    rest = words[script + 1 :]
-    name, options = (rest[0], rest[1:]) if experiment is None and rest else (experiment, rest)
-    if name is None:
+    options = words[script + 1 :]
+    if experiment is None and options:
+        experiment = options.pop(0)
+    if experiment is None:
         return words
-    return ["python", "-m", "unirl.train_ar", f"--config-name={name}", *options]
+    return ["python", "-m", "unirl.train_ar", f"--config-name={experiment}", *options]
 
 
-def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
+def _program(words: list[str]) -> tuple[int, str, str]:
+    """Where a command names its program (0 if nowhere), its module or file, and the module if it is one: `-m MODULE`
+    or `FILE.py`; "" for what there is not."""
+    for index, word in enumerate(words):
+        if word.endswith(".py"):
+            return index, word, ""
+        if word == "-m":
+            module = words[index + 1] if index + 1 < len(words) else word
+            return index, module, module
+    return 0, "", ""
+
+
+def _commands_of(options: Mapping[str, Occurrences]) -> set[int]:
+    """The commands that set any of the options."""
+    commands = set()
+    for occurrences in options.values():
+        commands |= {command for command, _, _ in occurrences if command}
+    return commands
+
+
+def _of_arrays(occurrences: Occurrences) -> tuple[list[str], bool]:
     """The possible values from the arrays, and True if they give one in any case."""
     texts: list[str] = []
     always = False
     for command, text, inside in occurrences:
-        if not command:
-            if inside:
-                texts = list(dict.fromkeys([*texts, text]))
-            else:
-                texts = [text]
-            always |= not inside
+        if command:
+            continue
+        if inside:
+            texts = list(dict.fromkeys([*texts, text]))
+        else:
+            texts = [text]
+            always = True
     return texts, always
 
 
@@ -367,10 +436,11 @@ def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
     `@ FILE` is the config of prime-rl's commands, `--a @ FILE` that of its section a."""
     for index, word in enumerate(words):
         if word == "@" and index + 1 < len(words):
-            before = None
-            if index:
-                before = _FLAG.fullmatch(words[index - 1])
-            yield index, f"{before[1]}.config" if before and before[2] is None else "config", words[index + 1]
+            before = _FLAG.fullmatch(words[index - 1]) if index else None
+            section = ""
+            if before and before[2] is None:
+                section = f"{before[1]}."
+            yield index, f"{section}config", words[index + 1]
             continue
         flag = _FLAG.fullmatch(word)
         if not flag:
@@ -388,7 +458,12 @@ def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
             values.append(value.rstrip(","))
         if words[index + 1 : index + 2] == ["@"]:
             continue
-        yield index, name, "true" if not values else values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+        if not values:
+            yield index, name, "true"
+        elif len(values) == 1:
+            yield index, name, values[0]
+        else:
+            yield index, name, f"[{', '.join(values)}]"
 
 
 def _typed(name: str, text: str) -> Flat:

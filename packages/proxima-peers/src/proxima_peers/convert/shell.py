@@ -29,10 +29,12 @@ def statements(text: str) -> Iterator[Statement]:
     Comments and the texts of here-documents are left out. An unclosed quote extends to the end of the script.
     """
     statement = Statement()
-    for token, operator in _Scan(text.replace("\r\n", "\n")).tokens():
+    scan = _Scan(text.replace("\r\n", "\n"))
+    for token, operator in scan.tokens():
+        array = _ARRAY.fullmatch(token)
         if not operator:
             statement.words.append(token)
-        elif array := _ARRAY.fullmatch(token):  # words before it, such as `declare`, have no meaning here
+        elif array:  # words before it, such as `declare`, have no meaning here
             statement = Statement(array=array[1])
         elif token == ")" or statement.array is None:
             if statement.words or statement.array:
@@ -54,8 +56,11 @@ class _Scan:
         """Words, and operators: a newline, `;`, `&`, `|`, a parenthesis, or `DATA=(` as `DATA=`."""
         while self.at < len(self.text):
             letter = self.text[self.at]
-            if letter in _BLANK or self.text.startswith("\\\n", self.at):
-                self.at += 1 if letter in _BLANK else 2
+            heredoc = _HEREDOC.match(self.text, self.at)
+            if letter in _BLANK:
+                self.at += 1
+            elif self.text.startswith("\\\n", self.at):
+                self.at += 2
             elif letter == "#":
                 self.skip_to("\n")
             elif letter in "\n;&|()":
@@ -63,7 +68,7 @@ class _Scan:
                 if letter == "\n":
                     self.skip_heredocs()
                 yield letter, True
-            elif heredoc := _HEREDOC.match(self.text, self.at):
+            elif heredoc:
                 self.pending.append(heredoc[2])
                 self.at = heredoc.end()
             else:
@@ -79,7 +84,10 @@ class _Scan:
             letter = self.text[self.at]
             if letter in "\n;|()" or letter in _BLANK or (letter == "&" and not (parts and parts[-1] == ">")):
                 break
-            parts.append(self.quoted() if letter in "'\"" else self.piece())
+            if letter in "'\"":
+                parts.append(self.quoted())
+            else:
+                parts.append(self.piece())
         return "".join(parts)
 
     def piece(self) -> str:
@@ -145,5 +153,8 @@ class _Scan:
     def skip_heredocs(self) -> None:
         for end in self.pending:
             match = re.compile(rf"^\t*{end}$", re.MULTILINE).search(self.text, self.at)
-            self.at = match.end() if match else len(self.text)
+            if match:
+                self.at = match.end()
+            else:
+                self.at = len(self.text)
         self.pending = []

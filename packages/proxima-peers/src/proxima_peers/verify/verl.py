@@ -37,18 +37,32 @@ from proxima_peers.verify.verl_rollout import correction_numbers, importance, re
 
 # Options that verl's actor accepts; they don't affect a loss that does not read them.
 ACTOR_OPTIONS = (
-    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "policy_loss.loss_mode"),
-    *(f"policy_loss.{name}" for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio")),
-    *("policy_loss.ppo_kl_coef", "policy_loss.dro_beta", "policy_loss.rollout_correction"),
+    "clip_ratio",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "clip_ratio_c",
+    "tau_pos",
+    "tau_neg",
+    "policy_loss.loss_mode",
+    "policy_loss.clip_cov_ratio",
+    "policy_loss.clip_cov_lb",
+    "policy_loss.clip_cov_ub",
+    "policy_loss.kl_cov_ratio",
+    "policy_loss.ppo_kl_coef",
+    "policy_loss.dro_beta",
+    "policy_loss.rollout_correction",
 )
 STEP_COUNTS = ("dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_factor")
 
 
 def counts_of_step(record: Record) -> dict[str, Any]:
     """The denominators of the whole step that a record may have, in `global_batch_info` or next to it."""
-    own = record.params.section("global_batch_info")
-    beside = {name: record.params.get(name) for name in STEP_COUNTS}
-    return {name: beside[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
+    inside = record.params.section("global_batch_info")
+    counts = {}
+    for name in STEP_COUNTS:
+        beside = record.params.get(name)
+        counts[name] = _or(inside.get(name), beside)
+    return counts
 
 
 def aggregate_of(record: Record, width: int) -> Any:
@@ -56,7 +70,7 @@ def aggregate_of(record: Record, width: int) -> Any:
     kind = AGGREGATES[AGGREGATE_ALIASES[record.params["loss_agg_mode"]]]
     horizon = counts_of_step(record)["loss_scale_factor"]
     if kind is SequenceMeanTokenSumNorm:
-        return kind(horizon=width if horizon is None else horizon)
+        return kind(horizon=_or(horizon, width))
     return kind()
 
 
@@ -70,16 +84,22 @@ def step_value(record: Record, loss: Loss) -> Tensor:
     """The loss with the denominators of the whole step, if the record has them."""
     counts = counts_of_step(record)
     mode = record.params["loss_agg_mode"]
-    name = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
-    given = None if name is None else counts[name]
-    return (loss.value if given is None else loss.numerator / given) * (counts["dp_size"] or 1)
+    if mode == "token-sum":
+        given = None
+    elif mode == "token-mean":
+        given = counts["batch_num_tokens"]
+    else:
+        given = counts["global_batch_size"]
+    value = loss.value if given is None else loss.numerator / given
+    return value * (counts["dp_size"] or 1)
 
 
 def clip_range(p: Tracked) -> tuple[float, float, float]:
     """The clip range below and above, and the dual clip; by default .2, .2 and 3, whatever `clip_ratio` is (P4)."""
     both = p.get("clip_ratio", 0.2)
-    low, high = (p.get(name, 0.2) for name in ("clip_ratio_low", "clip_ratio_high"))
-    return both if low is None else low, both if high is None else high, p.get("clip_ratio_c", 3.0)
+    low = _or(p.get("clip_ratio_low", 0.2), both)
+    high = _or(p.get("clip_ratio_high", 0.2), both)
+    return low, high, p.get("clip_ratio_c", 3.0)
 
 
 def verl_surrogate(record: Record) -> Any:
@@ -88,7 +108,13 @@ def verl_surrogate(record: Record) -> Any:
     own = p.section("policy_loss")
     low, high, cap = clip_range(p)
     floor = min(low, 1.0)  # a ratio is positive: 1 is no bound at all
-    cov = (("clip_cov_ratio", 2e-4), ("clip_cov_lb", 1.0), ("clip_cov_ub", 5.0))
+
+    def clip_cov() -> ClipCov:
+        share = _or(own.get("clip_cov_ratio"), 2e-4)
+        lowest = _or(own.get("clip_cov_lb"), 1.0)
+        highest = _or(own.get("clip_cov_ub"), 5.0)
+        return ClipCov(floor, high, share, lowest, highest)
+
     makers: dict[str, Any] = {
         "vanilla": lambda: PpoClip(floor, high, cap),
         "dppo_tv": lambda: Dppo("binary_tv", high, low, cap),
@@ -97,14 +123,16 @@ def verl_surrogate(record: Record) -> Any:
         "sapo": lambda: Sapo(p.get("tau_pos", 1.0), p.get("tau_neg", 1.05)),
         "gpg": Reinforce,
         "reinforce": Reinforce,
-        "clip_cov": lambda: ClipCov(floor, high, *(_or(own.get(name), default) for name, default in cov)),
+        "clip_cov": clip_cov,
         "kl_cov": lambda: KlCov(_or(own.get("kl_cov_ratio"), 2e-4), own.get("ppo_kl_coef", 0.1)),
         "geo_mean": lambda: GeoMean(low, high, "log_ratio"),
         "dro": lambda: Dro(own["dro_beta"]),
         "cispo": lambda: Cispo(floor, high),
     }
     maker = makers.get(p["loss_mode"])
-    return None if maker is None else maker()
+    if maker is None:
+        return None
+    return maker()
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -128,10 +156,7 @@ def policy(record: Record) -> Iterator[Attempt]:
         _refuse_random_choice(spec, padded.b)
     weight = padded.b.weight
     padded = replace(padded, b=replace(padded.b, weight=None))
-    if weight is None:
-        correction = None
-    else:
-        correction = Changed(given_weights, weight)
+    correction = None if weight is None else Changed(given_weights, weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
     loss = loss_of(padded.b, spec, aggregate, correction)
     yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
@@ -142,10 +167,7 @@ def policy(record: Record) -> Iterator[Attempt]:
     if mode == "sapo" and not isinstance(aggregate, SequenceMeanTokenMean):
         value = step_value(record, loss_of(padded.b, spec, SequenceMeanTokenMean(), correction))
     elif mode == "geo_mean":
-        if weight is None:
-            own = spec
-        else:
-            own = Changed(_geo_mean_weighted, spec, weight)
+        own = spec if weight is None else Changed(_geo_mean_weighted, spec, weight)
         value = loss_of(padded.b, own, SequenceMeanTokenMean(), bounded=False).numerator / len(padded.mask)
     elif mode == "gspo" and beyond_ten(padded.b):
         own = Changed(clamped_at_ten, spec)
@@ -175,8 +197,10 @@ def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
 
 
 def policy_rows(record: Record) -> Padded:
-    given = next((key for key in ("is_weights", "rollout_is_weights") if record.has(key)), None)
-    return record.actor_batch(**({} if given is None else {"weight": record.tensor(given)}))
+    for key in ("is_weights", "rollout_is_weights"):
+        if record.has(key):
+            return record.actor_batch(weight=record.tensor(key))
+    return record.actor_batch()
 
 
 def _geo_mean_weighted(spec: GeoMean, weight: Tensor, b: PolicyBatch) -> Any:
@@ -244,8 +268,10 @@ KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_
 def kl_spec(name: str) -> Any:
     """Our spec for a KL estimator by verl's name, with verl's clamp of k3 at 10."""
     kind = KL_NAMES[name.removesuffix("+")]
-    more = {"limit": 10.0} if kind == "k3" else {}
-    return PENALTIES[kind](coefficient=1.0, straight_through=name.endswith("+"), **more)
+    straight = name.endswith("+")
+    if kind == "k3":
+        return PENALTIES[kind](coefficient=1.0, straight_through=straight, limit=10.0)
+    return PENALTIES[kind](coefficient=1.0, straight_through=straight)
 
 
 def kl_penalty(record: Record) -> Iterator[Attempt]:
@@ -272,7 +298,10 @@ def adaptive_kl(record: Record) -> Iterator[Attempt]:
     p = record.params
     controller = AdaptiveCoefficient(p["target_kl"], p["horizon"])
     sizes = record.inputs["n_steps"]
-    for unbounded in (False, True) if max(sizes, default=0) > controller.horizon else (False,):
+    attempts = [False]
+    if max(sizes, default=0) > controller.horizon:
+        attempts.append(True)
+    for unbounded in attempts:
         beta = p["init_kl_coef"]
         values = []
         for kl, samples in zip(record.inputs["current_kl"], sizes, strict=True):
@@ -285,19 +314,20 @@ def _next_coefficient(
     controller: AdaptiveCoefficient, beta: float, kl: float, samples: int, *, unbounded: bool
 ) -> float:
     """Our update; `unbounded`: a step of n horizons moves it n times as far as a step of one horizon (P23)."""
+    times = 1.0
     if unbounded:
-        times = max(1.0, samples / controller.horizon)
-    else:
-        times = 1.0
+        times = max(times, samples / controller.horizon)
     return beta + times * (controller.next(beta, kl, samples) - beta)
 
 
 def kl_in_reward(record: Record) -> Iterator[Attempt]:
     """ray_trainer.apply_kl_penalty"""
-    p, mask = record.params, record.mask
+    p = record.params
+    mask = record.mask
     estimator: Any = {"kl": "k1", "low_var_kl": "k3"}.get(p["kl_penalty"], p["kl_penalty"])
     adaptive = AdaptiveCoefficient(p["target_kl"], p["horizon"])
-    spec = RewardKl(p["init_kl_coef"], estimator, adaptive, 10.0 if estimator == "k3" else math.inf)  # P22
+    limit = 10.0 if estimator == "k3" else math.inf  # P22
+    spec = RewardKl(p["init_kl_coef"], estimator, adaptive, limit)
     policy, reference = (record.tensor(name)[mask] for name in ("old_log_probs", "reference_logp"))
     cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)])
     shaped = spec(record.tensor("token_level_scores").sum(1), policy, reference, mask[mask], cu_seqlens)

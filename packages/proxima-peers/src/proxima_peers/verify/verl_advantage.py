@@ -39,14 +39,18 @@ def group_spec(name: str, p: Tracked) -> Any:
         "rloo": Rloo,
         "rloo_vectorized": Rloo,
     }
-    return makers[name]() if name in makers else None
+    if name not in makers:
+        return None
+    return makers[name]()
 
 
 def _weights(p: Tracked) -> tuple[float, ...] | None:
     given = p.get("gdpo_reward_weights")
+    if given is None:
+        return None
     if isinstance(given, dict):
         given = [given[key] for key in p["gdpo_reward_keys"]]
-    return None if given is None else tuple(given)
+    return tuple(given)
 
 
 def verl_advantages(record: Record) -> Iterator[Attempt]:
@@ -92,17 +96,23 @@ def _by_group(record: Record, name: str, spec: Any) -> Iterator[Attempt]:
 
 def _with_raw_singles(spec: Any, o: Outcomes) -> Tensor:
     """The advantages if a group of one has mean 0 and deviation 1, before any whitening, as in verl (P16)."""
-    zero = isinstance(spec, Rloo)
-    more = with_partners(o, "zero" if zero else "standard", "own" if isinstance(spec, Opo) else "none")
+    if isinstance(spec, Rloo):
+        more = with_partners(o, "zero", "none")
+    elif isinstance(spec, Opo):
+        more = with_partners(o, "standard", "own")
+    else:
+        more = with_partners(o, "standard", "none")
     if isinstance(spec, Gpg):  # partners would count as completions with a reward
-        share, of_all = ((x.reward != 0).double().mean() for x in (o, more))
+        share = (o.reward != 0).double().mean()
+        of_all = (more.reward != 0).double().mean()
         spec = replace(spec, f_norm=float(spec.f_norm * share / of_all))
     out: Tensor = spec(more)[: len(o)]
     return out
 
 
 def _by_token(record: Record, name: str) -> Iterator[Attempt]:
-    p, mask = record.params, record.mask
+    p = record.params
+    mask = record.mask
     # every position is a token; the mask says which are in the loss
     edges = torch.arange(len(mask) + 1) * mask.shape[1]
     keys = ("token_level_rewards", "values", "old_log_probs", "sum_pi_squared")
@@ -126,10 +136,12 @@ def _by_token(record: Record, name: str) -> Iterator[Attempt]:
         gae = Gae(p["gamma"], p["lam"])
         yield None, checks(gae(rewards), gae.returns(rewards))
         return
-    returns = reward_to_go(rewards, p["gamma"] if name == "reinforce_plus_plus" else 1.0)
     if name == "reinforce_plus_plus":
+        returns = reward_to_go(rewards, p["gamma"])
         yield None, checks(ReinforcePp(p["gamma"])(rewards), returns)
-    elif name == "remax":  # a reward-to-go is the reward of the rest of the completion
+        return
+    returns = reward_to_go(rewards, 1.0)
+    if name == "remax":  # a reward-to-go is the reward of the rest of the completion
         left = Outcomes.of(returns, torch.arange(len(returns)))
         baseline = record.tensor("reward_baselines").repeat_interleave(mask.shape[1])
         yield None, checks(Remax()(replace(left, baseline=baseline)), returns)
@@ -151,18 +163,14 @@ def _token_baselines(
         some = mask.any(1)
         single = some & ((rewards.group[:, None] == rewards.group[some][None]).sum(1) == 1)
     holes = not packed and bool((mask[:, 1:] & ~mask[:, :-1]).any())
-    reasons = [(name,) for name, present in (("P16", bool(single.any())), ("P21", holes)) if present]
-    for names in (*reasons, *([("P16", "P21")] if len(reasons) == 2 else [])):
-        if "P16" in names:
-            changed = _mirrored(rewards, single)
-        else:
-            changed = rewards
-        rows = len(changed.cu_seqlens) - 1
-        if "P21" in names:
-            ours = _by_column(changed, spec, mask.shape[1])
-        else:
-            ours = spec(changed)
-        yield ", ".join(names), ours.view(rows, -1)[: len(mask)].flatten()
+    alone = bool(single.any())
+    positions = len(rewards.reward)
+    if alone:
+        yield "P16", spec(_mirrored(rewards, single))[:positions]
+    if holes:
+        yield "P21", _by_column(rewards, spec, mask.shape[1])
+    if alone and holes:
+        yield "P16, P21", _by_column(_mirrored(rewards, single), spec, mask.shape[1])[:positions]
 
 
 def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
@@ -172,7 +180,10 @@ def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
     def joined(values: Tensor | None, sign: float = 1.0) -> Tensor:
         assert values is not None
         table = values.view(rows, -1)
-        return torch.cat([table, table[single] * sign if sign < 0 else table[single]]).flatten()
+        partners = table[single]
+        if sign < 0:
+            partners = -partners
+        return torch.cat([table, partners]).flatten()
 
     assert rewards.group is not None
     count = rows + int(single.sum())

@@ -33,10 +33,12 @@ EPSILON = 1e-8  # in verl's masked means
 OF_ROWS = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
 OF_BOTH = ("ratio_fraction_high", "ratio_fraction_low", "seq_fraction_high", "seq_fraction_low")
 FRACTIONS = ("veto_fraction", "catastrophic_token_fraction", "clipped_fraction", "seq_clipped_fraction")
-RAW = {name: name for name in ("mean", "max", "min", *OF_ROWS, *OF_BOTH, "p25", "p50", "p75", "p95", "p99", *FRACTIONS)}
-RAW |= {"std": "std_bounded", "eff_sample_size": "eff_sample_size_bounded", "batch_norm_factor": "batch_norm_factor"}
+QUANTILES = ("p25", "p50", "p75", "p95", "p99")
+RAW = {name: name for name in ("mean", "max", "min", *OF_ROWS, *OF_BOTH, *QUANTILES, *FRACTIONS, "batch_norm_factor")}
+RAW |= {"std": "std_bounded", "eff_sample_size": "eff_sample_size_bounded"}
 APPLIED = {name: f"{name}_applied" for name in ("mean", "std", "eff_sample_size", "max", "min", *OF_ROWS)}
-APPLIED |= {name: name for name in (*OF_BOTH, "batch_norm_factor")} | {"oob_ratio": "clipped_fraction"}
+APPLIED |= {name: name for name in (*OF_BOTH, "batch_norm_factor")}
+APPLIED["oob_ratio"] = "clipped_fraction"
 POLICY = ("training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "ppl_ratio", "log_ppl_diff")
 POLICY_ROWS = (*POLICY, "log_ppl_diff_max", "log_ppl_diff_min", "chi2_seq", "log_ppl_abs_diff")
 POLICY_TOKENS = ("kl", "k3_kl", "chi2_token")
@@ -49,20 +51,23 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
     mask = b.loss_mask
     log_ratio = masked_log_ratio(b)
     if isinstance(spec, CLAMPED):
-        kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        gap = -log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    elif isinstance(spec, KlCov):  # the mean |log-ratio| (P9)
+        gap = log_ratio.abs()
     else:
-        kl = log_ratio
+        gap = -log_ratio
     none = SumCount.over(torch.zeros_like(mask), mask)
-    gap = kl.abs() if isinstance(spec, KlCov) else -kl  # kl_cov: mean |log-ratio| (P9)
     numbers: Metrics = {"ppo_kl": SumCount.over(gap, mask), "pg_clipfrac": none, "pg_clipfrac_lower": none}
     if isinstance(spec, PpoClip | Gspo):
         own = spec(b).metrics
         both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens
-        numbers |= {"pg_clipfrac": replace(both, count=both.count / 2), "pg_clipfrac_lower": own["clip_fraction_dual"]}
+        numbers["pg_clipfrac"] = replace(both, count=both.count / 2)
+        numbers["pg_clipfrac_lower"] = own["clip_fraction_dual"]
         ratio = masked_ratio(b)
         advantage = b.masked("advantage")
         bounded = ratio.clamp(1 - spec.epsilon_low, 1 + spec.epsilon_high)
-        if bool(((ratio - bounded).abs().clamp(max=1e-12) < 1e-12)[ratio != bounded].any()):
+        on_the_edge = (ratio != bounded) & ((ratio - bounded).abs() < 1e-12)
+        if bool(on_the_edge.any()):
             # Exactly on the edge, it matters whether the products with the advantage round to the same number.
             numbers["pg_clipfrac"] = SumCount.over(-advantage * bounded > -advantage * ratio, mask)
     elif isinstance(spec, ClipCov):
@@ -76,10 +81,7 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         numbers["pg_clipfrac_lower"] = SumCount.over(far & (advantage < 0), mask)
     elif isinstance(spec, Dppo):
         valid = _valid(spec, b)
-        if spec.ratio_cap is None:
-            cap = float("inf")
-        else:
-            cap = spec.ratio_cap
+        cap = math.inf if spec.ratio_cap is None else spec.ratio_cap
         numbers["pg_clipfrac"] = SumCount.over(~valid, mask)
         numbers["pg_clipfrac_lower"] = SumCount.over(valid & (masked_ratio(b) > cap), mask)
     return numbers
@@ -87,7 +89,8 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
 
 def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
     """[N] bool: verl's keep mask, in which A = 0 counts as a negative advantage (P4)."""
-    log_q, log_p = b.masked("log_prob"), b.masked("behavior_log_prob")
+    log_q = b.masked("log_prob")
+    log_p = b.masked("behavior_log_prob")
     far = DIVERGENCES[spec.divergence](log_p, log_q)
     low = spec.delta if spec.delta_low is None else spec.delta_low
     rises = (far <= spec.delta) | (log_q <= log_p)
@@ -98,7 +101,9 @@ def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
 def own(corrected: Corrected) -> Metrics:
     """Our metrics of a correction, without their prefix and with verl's spelling."""
     numbers = {name.removeprefix(PREFIX): metric for name, metric in corrected.metrics.items()}
-    return {"log_ppl_abs_diff" if name == "log_ppl_diff_abs" else name: metric for name, metric in numbers.items()}
+    if "log_ppl_diff_abs" in numbers:
+        numbers["log_ppl_abs_diff"] = numbers.pop("log_ppl_diff_abs")
+    return numbers
 
 
 def policy_numbers(b: PolicyBatch, filled: PolicyBatch | None, towards: Any = "proximal") -> Metrics:
@@ -127,28 +132,35 @@ def weight_numbers(
     ours_of = own(spec(b))
     statistics = {theirs: ours_of.get(f"rollout_is_{ours}") for theirs, ours in names.items()}
     out: Metrics = {name: metric for name, metric in statistics.items() if metric is not None}
-    rho = log_ratio_to(b, spec.towards)
-    some = segment_count(b.loss_mask, b.cu_seqlens) > 0
-    every = torch.ones_like(some)
+    every = torch.ones_like(b.cu_seqlens[1:], dtype=torch.bool)
     if spec.level != "token":
-        out |= _whole(spec, b if filled is None else filled, rows=fractions_of_rows or spec.level == "sequence")
+        extremes_of = b if filled is None else filled
+        out |= _whole(spec, extremes_of, rows=fractions_of_rows or spec.level == "sequence")
     if spec.veto is None:  # ours then counts against its own threshold
-        out |= {name: SumCount.over(~every, every) for name in ("veto_fraction", "catastrophic_token_fraction")}
-    if filled is not None:
-        clamped = log_weight(rho, b, spec.level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        raw = torch.where(b.loss_mask, clamped.exp(), 0.0)
-        weight = spec.bounded(raw) if names is APPLIED else raw
-        row, unbounded = (segment_mean(x, b.loss_mask, b.cu_seqlens) for x in (weight, raw))  # 0 for an empty row
-        out["seq_mean"], out["seq_std"] = SumCount.over(row, every), Spread.over(row, every, "sample_std")
-        out["seq_max"], out["seq_min"] = Peak.over(row, every), Peak.over(row, every, largest=False)
-        out["seq_max_deviation"] = Peak.over((row - 1).abs(), every)
-        out["seq_fraction_high"] = SumCount.over(unbounded > spec.upper, every)
-        out["seq_fraction_low"] = SumCount.over(unbounded < spec.floor, every)
-        for name in ("veto_fraction", "seq_clipped_fraction"):  # an empty row has no token to be clipped
-            if spec.level == "token" or name == "veto_fraction":
-                out |= {name: of_all(out[name], len(every))} if name in out else {}
-        if spec.level != "token" and "seq_clipped_fraction" in out:  # but it has a ratio of 1
-            out["seq_clipped_fraction"] = own(spec(filled))["rollout_is_seq_clipped_fraction"]
+        none = SumCount.over(~every, every)
+        out |= {"veto_fraction": none, "catastrophic_token_fraction": none}
+    if filled is None:
+        return out
+    rho = log_ratio_to(b, spec.towards)
+    clamped = log_weight(rho, b, spec.level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    raw = torch.where(b.loss_mask, clamped.exp(), 0.0)
+    weight = spec.bounded(raw) if names is APPLIED else raw
+    row = segment_mean(weight, b.loss_mask, b.cu_seqlens)  # 0 for an empty row
+    unbounded = segment_mean(raw, b.loss_mask, b.cu_seqlens)
+    out["seq_mean"] = SumCount.over(row, every)
+    out["seq_std"] = Spread.over(row, every, "sample_std")
+    out["seq_max"] = Peak.over(row, every)
+    out["seq_min"] = Peak.over(row, every, largest=False)
+    out["seq_max_deviation"] = Peak.over((row - 1).abs(), every)
+    out["seq_fraction_high"] = SumCount.over(unbounded > spec.upper, every)
+    out["seq_fraction_low"] = SumCount.over(unbounded < spec.floor, every)
+    if "veto_fraction" in out:
+        out["veto_fraction"] = of_all(out["veto_fraction"], len(every))
+    clipped = "seq_clipped_fraction"
+    if clipped in out and spec.level == "token":  # an empty row has no token to be clipped
+        out[clipped] = of_all(out[clipped], len(every))
+    elif clipped in out:  # but it has a ratio of 1
+        out[clipped] = own(spec(filled))["rollout_is_seq_clipped_fraction"]
     return out
 
 
@@ -189,33 +201,35 @@ class ReportedRejection:
     def keep(self, b: PolicyBatch) -> Tensor:
         """[N] bool."""
         values = self.values(b)
-        good = (values <= self.upper) & (values >= (-math.inf if self.lower is None else self.lower))
-        return b.loss_mask & (good if self.rule.level == "token" else good[b.sequence_index])
+        lower = -math.inf if self.lower is None else self.lower
+        good = (values <= self.upper) & (values >= lower)
+        if self.rule.level != "token":
+            good = good[b.sequence_index]
+        return b.loss_mask & good
 
     def numbers(self, b: PolicyBatch) -> Metrics:
         """The metrics that 0.9 reports, under bare names; verl leaves out empty rows here too."""
-        values = self.values(b)
+        each = self.values(b)
         mask = b.loss_mask
-        if self.rule.level == "token":
-            token = values
-        else:
-            token = values[b.sequence_index]
-        if self.rule.level == "token":
-            row = segment_mean(token, mask, b.cu_seqlens)
-        else:
-            row = values
         some = segment_count(mask, b.cu_seqlens) > 0
-        each, where = (values, mask) if self.rule.level == "token" else (row, some)
+        if self.rule.level == "token":
+            token = each
+            row = segment_mean(token, mask, b.cu_seqlens)
+            where = mask
+        else:
+            token = each[b.sequence_index]
+            row = each
+            where = some
         hit = mask & ~self.keep(b)
-        bounded = token.clamp(0.0 if self.lower is None else self.lower, self.upper)
-        nothing = torch.zeros_like(where)
+        lowest = 0.0 if self.lower is None else self.lower
+        below = -math.inf if self.lower is None else self.lower
         out: Metrics = {
             "mean": SumCount.over(token, mask),
             "max": Peak.over(each, where),
             "min": Peak.over(each, where, largest=False),
             "fraction_high": SumCount.over(each > self.upper, where),
-            "fraction_low": SumCount.over(nothing if self.lower is None else each < self.lower, where),
-            "std": Spread.over(bounded, mask),
+            "fraction_low": SumCount.over(each < below, where),
+            "std": Spread.over(token.clamp(lowest, self.upper), mask),
             "seq_mean": SumCount.over(row, some),
             "seq_std": Spread.over(row, some, "sample_std"),
             "seq_max": Peak.over(row, some),
@@ -235,9 +249,10 @@ def masked_numbers(b: PolicyBatch, keep: Tensor, *, all_rows: bool) -> Metrics:
     hit = b.loss_mask & ~keep
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
     rows = segment_count(hit, b.cu_seqlens) > 0
+    counted = torch.ones_like(some) if all_rows else some
     return {
         "rollout_rs_masked_fraction": SumCount.over(hit, b.loss_mask),
-        "rollout_rs_seq_masked_fraction": SumCount.over(rows, torch.ones_like(some) if all_rows else some),
+        "rollout_rs_seq_masked_fraction": SumCount.over(rows, counted),
     }
 
 
@@ -264,17 +279,19 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
         else:
             noise = scale * 1e-7
         return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, noise)
-    rtol, atol = (2e-5, 2e-6) if single else (5e-7, 1e-10)
+    loose = (2e-5, 2e-6) if single else (5e-7, 1e-10)
     ours: Any = metric.value
     if isinstance(metric, Spread) and metric.kind == "effective_sample_size" and metric.mean > 0:
         ours = (ours, ours * (1 + EPSILON / float(metric.mean)) ** 2)  # verl divides the weights by their mean + 1e-8
-    return Check(leaf, ours, theirs, rtol, atol, scale=1.0 if "chi2" in leaf else 0.0)  # χ² is a mean minus 1
+    scale = 1.0 if "chi2" in leaf else 0.0  # χ² is a mean minus 1
+    return Check(leaf, ours, theirs, *loose, scale=scale)
 
 
 def _noisy_std(metric: Spread) -> float:
-    count, mean = float(metric.count), float(metric.mean)
-    below = count + EPSILON
-    second = (float(metric.squares) + count * mean * mean) / below
+    count = float(metric.count)
+    mean = float(metric.mean)
     if count <= 1:
         return 0.0
+    below = count + EPSILON
+    second = (float(metric.squares) + count * mean * mean) / below
     return math.sqrt(max(0.0, second - (count * mean / below) ** 2))

@@ -28,8 +28,8 @@ def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
     """Lower and upper bound; verl writes "lo_hi", or only the upper bound."""
     low, _, high = str(threshold).partition("_")
     if high:
-        return (float(low), float(high))
-    return (None, float(low))
+        return float(low), float(high)
+    return None, float(low)
 
 
 def importance(options: Tracked, towards: Any = "proximal") -> Importance:
@@ -44,22 +44,23 @@ def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, flo
     """The comma-separated rules in `rollout_rs` of verl 0.9: level and reduction, statistic, and bounds as written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
     given = options.get("rollout_rs_threshold")
+    limits = []
     if given is not None:
-        limits = [x.strip() for x in str(given).split(",")]
-    else:
-        limits = []
+        limits = [limit.strip() for limit in str(given).split(",")]
     if len(limits) == 1:
         limits = limits * len(names)
     if names and len(limits) != len(names):
-        raise UnsupportedRecord(
-            f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds"
-        )
+        counts = f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds"
+        raise UnsupportedRecord(counts)
     for name, limit in zip(names, limits, strict=False):
         level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
         low, high = threshold_bounds(limit)
         if kind == "k1" and low is None:
             low = 1 / high
-        yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
+        how = {"level": level, "reduce": "mean"}
+        if reduce:
+            how["reduce"] = reduce[0]
+        yield how, kind, low, high
 
 
 def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[Rejection]:
@@ -70,9 +71,8 @@ def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool
         if kind == "k1" and inverted:
             assert low is not None
             low, high = 1 / high, 1 / low
-        rejections.append(
-            Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how)
-        )
+        rejection = Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how)
+        rejections.append(rejection)
     return rejections
 
 
@@ -82,7 +82,10 @@ def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":
             assert low is not None
-            low, high = (math.log(low), math.log(high)) if inverted else (-math.log(high), -math.log(low))
+            if inverted:
+                low, high = math.log(low), math.log(high)
+            else:
+                low, high = -math.log(high), -math.log(low)
         statistic: Any = kind
         rejections.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
     return rejections
@@ -93,11 +96,22 @@ def readings(
 ) -> Iterator[tuple[str | None, bool, PolicyBatch | None]]:
     """Our reading, then verl's where it differs: reason, True if k1's bounds are inverted (P25), and the batch from
     `filled` if empty rows count (P27)."""
-    uneven = [low for _, kind, low, high in rejection_rules(options) if kind == "k1" and abs(low * high - 1) > 1e-9]  # type: ignore[operator]
+    directions = [False]
+    if any(kind == "k1" and _is_uneven(low, high) for _, kind, low, high in rejection_rules(options)):
+        directions.append(True)
+    batches: list[PolicyBatch | None] = [None]
     more = filled(padded, proximal=proximal)
-    for inverted in (False, True) if uneven else (False,):
-        for rows in (None,) if more is None else (None, more):
+    if more is not None:
+        batches.append(more)
+    for inverted in directions:
+        for rows in batches:
             yield reasons(P25=inverted, P27=rows is not None), inverted, rows
+
+
+def _is_uneven(low: float | None, high: float) -> bool:
+    """Return True if the bounds of a ratio are not those of its reciprocal."""
+    assert low is not None
+    return abs(low * high - 1) > 1e-9
 
 
 def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
@@ -111,9 +125,11 @@ def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
     assert b.behavior_log_prob is not None
     mask = padded.mask.clone()
     mask[empty, 0] = True
-    training, behavior = (padded.rows(x) for x in (b.log_prob, b.behavior_log_prob))
-    more = {"proximal_log_prob": training} if proximal else {}
-    return Padded.of(mask, log_prob=training, behavior_log_prob=behavior, **more).b
+    training = padded.rows(b.log_prob)
+    behavior = padded.rows(b.behavior_log_prob)
+    if proximal:
+        return Padded.of(mask, log_prob=training, behavior_log_prob=behavior, proximal_log_prob=training).b
+    return Padded.of(mask, log_prob=training, behavior_log_prob=behavior).b
 
 
 def prefixed(numbers: Metrics, prefix: str) -> Metrics:
@@ -128,7 +144,8 @@ def correction_numbers(
     b = padded.b
     numbers = policy_numbers(b, more, towards)
     if options.get("rollout_is"):
-        numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
+        weighing = weight_numbers(importance(options, towards), b, more, APPLIED)
+        numbers |= prefixed(weighing, "rollout_is_")
     keep: Tensor = b.loss_mask
     for rejection in reported_rejections(options, towards, inverted=inverted):
         numbers |= prefixed(rejection.numbers(b), f"rollout_rs_{rejection.rule.name}_")
@@ -155,7 +172,8 @@ def pr3694(record: Record) -> Iterator[Attempt]:
     bounds: dict[str, Any] = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
     level = p.get("rollout_is_level", "token")
     bound = bounds[p.get("rollout_is_mode", "truncate")]
-    upper, lower = p.get("rollout_is_threshold"), p.get("rollout_is_threshold_lower")
+    upper = p.get("rollout_is_threshold")
+    lower = p.get("rollout_is_threshold_lower")
     veto = p.get("rollout_is_veto_threshold", 1e-4)
     if upper is None:  # off (P35)
         yield None, [record.expect("rollout_is_weights", None)]
@@ -163,7 +181,8 @@ def pr3694(record: Record) -> Iterator[Attempt]:
     spec = Importance(level, bound, upper, lower, veto)
     weight = weight_check(padded, apply_corrections(padded.b, [spec])[0], record)
     for reason, more in _readings(padded, "P35"):
-        numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
+        weighing = weight_numbers(spec, padded.b, more, RAW)
+        numbers = prefixed(weighing, "rollout_is_") | policy_numbers(padded.b, more)
         numbers |= {name.replace("clipped", "masked"): x for name, x in numbers.items() if "clipped" in name}  # in 0.6
         yield reason, [weight, *number_checks(record, numbers)]
 
@@ -189,14 +208,14 @@ def version07(record: Record) -> Iterator[Attempt]:
     if level is not None:
         high = p.get("rollout_rs_threshold", 2.0)
         low = p.get("rollout_rs_threshold_lower")
-        where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
-        drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
+        drops.append(_rejection07(level, high, low))
         bounded = Importance(level, "none", high, low)
+    veto = Importance()
+    vetoes = []
     threshold = p.get("rollout_token_veto_threshold")
-    if threshold is None:
-        vetoes = []
-    else:
-        vetoes = [Importance(bound="none", veto=threshold, rejected="drop")]
+    if threshold is not None:
+        veto = Importance(bound="none", veto=threshold, rejected="drop")
+        vetoes = [veto]
     checks = _mask_checks(record, padded, weights, [*drops, *vetoes])
     for reason, more in _readings(padded, "P27"):
         numbers = policy_numbers(padded.b, more)
@@ -206,9 +225,20 @@ def version07(record: Record) -> Iterator[Attempt]:
             numbers |= prefixed(weight_numbers(bounded, padded.b, more, RAW, fractions_of_rows=True), "rollout_rs_")
             keep = apply_corrections(padded.b, drops)[0].loss_mask
             numbers |= masked_numbers(padded.b, keep, all_rows=more is not None)
-        veto = weight_numbers(vetoes[0] if vetoes else Importance(), padded.b, more, RAW)
-        numbers |= {f"rollout_is_{name}": veto[name] for name in ("veto_fraction", "catastrophic_token_fraction")}
+        fractions = weight_numbers(veto, padded.b, more, RAW)
+        numbers |= {f"rollout_is_{name}": fractions[name] for name in ("veto_fraction", "catastrophic_token_fraction")}
         yield reason, [*checks, *number_checks(record, numbers)]
+
+
+def _rejection07(level: str, high: float, low: float | None) -> Rejection:
+    """0.7's rejection of tokens, or of sequences by the sum of their log-ratios, or, where geometric, by the mean."""
+    if low is None:
+        low = 1 / high
+    if level == "token":
+        return Rejection("token", "ratio", "mean", high, low, "drop")
+    if level == "sequence":
+        return Rejection("sequence", "ratio", "sum", high, low, "drop")
+    return Rejection("sequence", "ratio", "mean", high, low, "drop")
 
 
 def version09(record: Record) -> Iterator[Attempt]:
@@ -225,8 +255,9 @@ def version09(record: Record) -> Iterator[Attempt]:
 
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
     kept = apply_corrections(padded.b, drops)[0].loss_mask.double()
-    for share in (rejection(padded.b).weight for rejection in drops if isinstance(rejection, Rejection)):  # 0 or 1
-        kept = kept * share
+    for rejection in drops:
+        if isinstance(rejection, Rejection):
+            kept = kept * rejection(padded.b).weight  # 0 or 1
     mask = padded.rows(kept)
     weight = weight_check(padded, apply_corrections(padded.b, weights)[0], record)
     return [weight, record.expect("modified_response_mask", mask)]
