@@ -70,7 +70,8 @@ def _targets(d: Draft, o: Options, names: LoraNames) -> None:
         else:
             usual = ""
         default = names.default_targets
-        d.put(path, default if isinstance(default, str) else list(default), o.origin(names.targets), usual)
+        targets = default if isinstance(default, str) else list(default)
+        d.put(path, targets, o.origin(names.targets), usual)
     elif written == "all-linear" or isinstance(written, list):
         d.put(path, written, o.origin(names.targets))
     elif str(written).replace("_", "").isalnum():

@@ -34,7 +34,8 @@ def convert(o: Options) -> Draft:
     d.put("sampling.max_tokens", longest, o.origin(*LENGTHS))
     stop = o.get("gconfig.stop")
     if stop:
-        d.put("sampling.stop", stop if isinstance(stop, list) else [stop], "from gconfig.stop")
+        stops = stop if isinstance(stop, list) else [stop]
+        d.put("sampling.stop", stops, "from gconfig.stop")
     tempered = o.number("actor.temperature")
     if tempered is not None and tempered != d.entries["sampling.temperature"].value:
         d.lacks("actor.temperature", f"{tempered:g}, not the rollouts': here the trainer reads it from the data")
@@ -53,8 +54,14 @@ def areal_model(d: Draft, o: Options, prefix: str) -> None:
     common.dtype(d, o, "compute_dtype", f"{prefix}dtype", default="bfloat16", note=note)
     d.flag("model.gradient_checkpointing", o, f"{prefix}gradient_checkpointing")
     if o.flag(f"{prefix}use_lora"):
-        rank, alpha, targets = (prefix + name for name in ("lora_rank", "lora_alpha", "target_modules"))
-        lora(d, o, LoraNames(rank=rank, alpha=alpha, targets=targets, default_rank=32, default_alpha=16))
+        names = LoraNames(
+            rank=f"{prefix}lora_rank",
+            alpha=f"{prefix}lora_alpha",
+            targets=f"{prefix}target_modules",
+            default_rank=32,
+            default_alpha=16,
+        )
+        lora(d, o, names)
         kind = str(o.get(f"{prefix}peft_type", default="lora"))
         if kind != "lora":
             d.lacks(f"{prefix}peft_type", f"{kind}: only LoRA")
@@ -62,12 +69,13 @@ def areal_model(d: Draft, o: Options, prefix: str) -> None:
 
 def _context(d: Draft, o: Options, longest: int) -> None:
     """`model.max_length`, from the longest prompts that AReaL keeps and the context of its servers."""
-    prompts, total = o.whole("train_dataset.max_length"), o.whole("gconfig.max_tokens")
+    prompts = o.whole("train_dataset.max_length")
+    total = o.whole("gconfig.max_tokens")
+    limits = []
     if prompts:
-        limits = [(prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens")]
-    else:
-        limits = []
-    limits += [(total, o.origin("gconfig.max_tokens"))] if total else []
+        limits.append((prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens"))
+    if total:
+        limits.append((total, o.origin("gconfig.max_tokens")))
     for name in ("sglang.context_length", "vllm.max_model_len"):
         context = o.whole(name)
         if context is not None and not limits:
@@ -85,8 +93,10 @@ def _evaluation(d: Draft, o: Options) -> None:
     names = {name: (f"eval_gconfig.{name}",) for name in ("temperature", "top_k", "top_p")}
     names |= {"samples": ("eval_gconfig.n_samples",), "max_tokens": ("eval_gconfig.max_new_tokens",)}
     greedy = o.flag("eval_gconfig.greedy")
-    o.given(*(name for group in names.values() for name in group))
-    if common.evaluation(d, o, "valid_dataset.path", every, split=str(o.get("valid_dataset.split", default="test"))):
+    for spellings in names.values():
+        o.given(*spellings)
+    split = str(o.get("valid_dataset.split", default="test"))
+    if common.evaluation(d, o, "valid_dataset.path", every, split=split):
         d.put("eval.before", before, o.origin("evaluator.eval_before_train"))
         common.eval_sampling(d, o, names, {}, greedy=greedy)
         not_in_steps(d, o, "evaluator", "eval.every")
@@ -101,14 +111,19 @@ def not_in_steps(d: Draft, o: Options, section: str, path: str) -> None:
             d.needs(path, f"{name}: {o.get(name)}; set it in steps")
 
 
-REWARD, ADV, LEVEL = "actor.reward_norm.", "actor.adv_norm.", "actor.importance_sampling_level"
+REWARD = "actor.reward_norm."
+ADV = "actor.adv_norm."
+LEVEL = "actor.importance_sampling_level"
 
 
 def _advantage(d: Draft, o: Options) -> str:
     """Reward and advantage normalisation; returns the scope of the deviation used: `group`, `batch` or `none`."""
-    o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
-    mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
-    adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
+    for name in ("group_size", "std_unbiased", "eps"):
+        o.given(REWARD + name, ADV + name)
+    mean = _level(o, REWARD, "mean_level")
+    std = _level(o, REWARD, "std_level")
+    adv_mean = _level(o, ADV, "mean_level")
+    adv_std = _level(o, ADV, "std_level")
     leave = o.flag(REWARD + "mean_leave1out")
     note = ""
     prefix = REWARD
@@ -135,7 +150,7 @@ def _advantage(d: Draft, o: Options) -> str:
         why = "AReaL divides by the deviation of the rewards around their groups' means, `scale: batch` around one mean"
         d.lacks(prefix + "std_level", f"batch, with mean_level group: {why}")
     if mean == "group":
-        _by_group(d, o, prefix, note, "none" if std is None else std, leave, whitened)
+        _by_group(d, o, prefix, note, std or "none", leave, whitened)
         if not whitened:
             _by_turn(d, o, prefix, std)
     else:
@@ -144,9 +159,7 @@ def _advantage(d: Draft, o: Options) -> str:
             d.lacks(prefix + "std_level", f"group, with mean_level {mean or 'null'}: no group's mean is subtracted")
     if whitened:
         return "batch"
-    if std is None:
-        return "none"
-    return std
+    return std or "none"
 
 
 def _level(o: Options, prefix: str, name: str) -> str | None:
@@ -165,19 +178,19 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
     epsilon = (o.number(prefix + "eps", default=1e-5), o.origin(prefix + "eps"))
     biased = "AReaL's variances are biased (A7)."
     if whitened and std == "group":
-        scale, finish = ("group", f"from {prefix}std_level"), ("tokens", f"from {ADV}std_level")
+        scale = ("group", f"from {prefix}std_level")
+        finish = ("tokens", f"from {ADV}std_level")
         note += f"Normalised in the group, then whitened over the tokens of the batch. {biased}"
         d.spec(path, "gdpo", origin, note, scale=scale, epsilon=epsilon, finish=finish)
         if leave:
             why = "leaving one out, where rewards are divided by the group's standard deviation"
             d.lacks(prefix + "mean_leave1out", why)
     elif whitened:
-        what = "a standard deviation of the batch" if std == "batch" else ""
-        what = "the factor n / (n - 1) of leaving one out" if leave else what
-        if what:
-            where = f"tokens, where {what} cancels"
-        else:
-            where = "the tokens of the batch"
+        where = "the tokens of the batch"
+        if leave:
+            where = "tokens, where the factor n / (n - 1) of leaving one out cancels"
+        elif std == "batch":
+            where = "tokens, where a standard deviation of the batch cancels"
         note += f"Rewards minus the mean of their group. Then whitened over {where}. {biased}"
         d.spec(path, "reinforce_pp_baseline", origin, note)
     elif leave:
@@ -204,8 +217,9 @@ def _by_turn(d: Draft, o: Options, prefix: str, std: str | None) -> None:
         d.drops(name, "off, or neutral")
         return
     path = "algorithm.advantage"
-    for place in [place for place in d.entries if place.startswith(f"{path}.")]:
-        del d.entries[place]
+    for place in list(d.entries):
+        if place.startswith(f"{path}."):
+            del d.entries[place]
     note = "AReaL compares the returns of all turns of a group; here each turn with that turn of the other episodes."
     d.spec(path, "turn_returns", o.origin(name), note, gamma=(gamma, o.origin(name)))
     if std is not None:
@@ -232,19 +246,22 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
         weight = (scale, "from actor.reward_scaling")
     common.reward(d, weight)
     kind = d.entries["algorithm.advantage.kind"].value
-    if kind == "reinforce_pp" and normalised == "none" and (bias := o.number(BIAS, default=0)):
+    bias = 0
+    if kind == "reinforce_pp" and normalised == "none":
+        bias = o.number(BIAS, default=0)
+    if bias:
         d.lacks(BIAS, f"{bias:g}: no mean is taken off the rewards, so that it counts")
     else:
         d.drops_given(o, "cancels: the mean is taken off", BIAS)
     if weight is None:
         why = "cancels: rewards or advantages are divided by their standard deviation"
         d.drops_given(o, why, "actor.reward_scaling")
-    tokens, factor = "actor.overlong_tokens", "actor.overlong_penalty_factor"
     if not o.flag("actor.overlong_reward_penalty"):
         return
     names = (LENGTHS[2], *LENGTHS[:2])
     most = (o.whole(*names, default=longest), o.origin(*names))
-    common.overlong(d, most, (o.whole(tokens), o.origin(tokens)), o.sourced(factor))
+    buffer = (o.whole("actor.overlong_tokens"), o.origin("actor.overlong_tokens"))
+    common.overlong(d, most, buffer, o.sourced("actor.overlong_penalty_factor"))
     if weight is not None:
         d.put("reward.1.weight", *weight)
 
@@ -252,13 +269,15 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
 def _surrogate(d: Draft, o: Options) -> None:
     """PPO's clip, GSPO, SAPO or CISPO."""
     path = "algorithm.surrogate"
-    bounds = ("actor.eps_clip_higher", "actor.eps_clip")
-    low, high = o.sourced(bounds[1], default=0.2), o.sourced(*bounds, default=0.2)
+    low = o.sourced("actor.eps_clip", default=0.2)
+    high = o.sourced("actor.eps_clip_higher", "actor.eps_clip", default=0.2)
     level = (o.choice(("token", "sequence"), LEVEL, default="token"), o.origin(LEVEL))
     dual = o.number("actor.c_clip")
     if o.flag("actor.use_sapo_loss"):
-        taus: Fields = {"tau_positive": o.sourced("actor.sapo_tau_pos", default=1.0)}
-        taus["tau_negative"] = o.sourced("actor.sapo_tau_neg", default=1.05)
+        taus: Fields = {
+            "tau_positive": o.sourced("actor.sapo_tau_pos", default=1.0),
+            "tau_negative": o.sourced("actor.sapo_tau_neg", default=1.05),
+        }
         d.spec(path, "sapo", "from actor.use_sapo_loss", **taus, level=level)
         d.drops_given(o, "SAPO has no clip", "actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip")
         return
@@ -314,13 +333,12 @@ def _training(d: Draft, o: Options) -> None:
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
     proportion = prefix + "warmup_steps_proportion"
     made = d.entries["train.updates_per_step"].value
-    if made > 1:
-        counts = f", which counts steps: {made} updates in each"
-    else:
-        counts = ""
     fixed = o.whole(prefix + "warmup_steps", default=0)
-    updates = (fixed * made, o.origin(prefix + "warmup_steps") + (counts if fixed else ""))
-    common.warmup(d, updates, (o.number(proportion, default=0.001, least=0, most=1), o.origin(proportion)), made)
+    origin = o.origin(prefix + "warmup_steps")
+    if fixed and made > 1:
+        origin += f", which counts steps: {made} updates in each"
+    share = (o.number(proportion, default=0.001, least=0, most=1), o.origin(proportion))
+    common.warmup(d, (fixed * made, origin), share, made)
     areal_clipping_and_saving(d, o, prefix)
 
 
@@ -348,13 +366,15 @@ def _asynchrony(d: Draft, o: Options) -> None:
     """`async_training`, the bound of the lag, and the number of prompts that are generated at once."""
     names = ("rollout.max_head_offpolicyness", "max_head_offpolicyness")
     batch = "rollout.consumer_batch_size"
-    concurrent, size = "rollout.max_concurrent_rollouts", "train_dataset.batch_size"
+    concurrent = "rollout.max_concurrent_rollouts"
+    size = "train_dataset.batch_size"
     lag = o.whole(*names, default=0, least=0)
     overlaps = o.flag("async_training", default=True)
     if not overlaps:
         d.drops_given(o, "async_training is false: synchronous", *names)
     if not (lag and overlaps):
-        d.put("runtime.max_lag", 0, o.origin(*names) if overlaps else "from async_training")
+        why = o.origin(*names) if overlaps else "from async_training"
+        d.put("runtime.max_lag", 0, why)
         d.drops_given(o, "the run is synchronous", concurrent)
         return
     prompts = o.whole(size, batch, default=1)
@@ -366,8 +386,10 @@ def _asynchrony(d: Draft, o: Options) -> None:
     d.put("runtime.max_lag", lag, o.origin(*names))
     at_once = o.whole(concurrent, least=1) or consumed
     origin = o.origin(concurrent, batch, size)
-    if at_once > (most := (lag + 1) * prompts) and o.given(size, batch):  # not by a batch of 1 that is only the default
-        at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
+    most = (lag + 1) * prompts
+    if at_once > most and o.given(size, batch):  # not by a batch of 1 that is only the default
+        origin = f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
+        at_once = most
     d.put("runtime.max_concurrent_rollouts", at_once, origin)
     late, like = ("drops", "drop") if segment_wise(o) else ("trains on", "train")
     note = f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound."

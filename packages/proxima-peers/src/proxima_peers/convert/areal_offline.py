@@ -79,7 +79,8 @@ def _rows(d: Draft, o: Options, command: str, section: str, path: str, split: st
             why = "AReaL joins question and answer as bare text; here the model's chat template stands between them"
             d.lacks(f"{section}.path", why)
     elif not gsm8k:
-        d.put(f"{path}.messages", "messages" if command == "sft" else "chosen", "to be checked")
+        column = "messages" if command == "sft" else "chosen"
+        d.put(f"{path}.messages", column, "to be checked")
     if path == "task" and not gsm8k:
         d.needs("task", f"which columns the rows have, which AReaL's loader knows by their name: {NOTES[command]}")
 
@@ -105,7 +106,8 @@ def _preference(d: Draft, o: Options) -> None:
     d.spec("preference.loss.0", loss, o.origin("loss_type"), "", beta=o.sourced("beta", default=0.1))
     if loss == "ipo":
         d.needs("preference.loss.0", "loss_type: ipo: the log-ratios are per token here, as its authors say")
-    theirs, ours = o.get("ref.path"), o.get("actor.path")
+    theirs = o.get("ref.path")
+    ours = o.get("actor.path")
     if theirs is not None and theirs != ours:
         d.lacks("ref.path", f"{theirs}: the reference is the model that the run begins with")
     elif theirs is not None:

@@ -28,6 +28,12 @@ OF_AREAL_SINCE = (
 )
 
 
+NOTES = {  # by `prox_logp_method`
+    "reuse_train_logp": "the forward is shared where proximal and first update coincide",
+    "metrics": "without its extra metrics",
+}
+
+
 def policies(d: Draft, o: Options) -> None:
     """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
     methods = ("recompute", "loglinear", "metrics", "reuse_train_logp")
@@ -40,22 +46,19 @@ def policies(d: Draft, o: Options) -> None:
         if method == "loglinear":
             d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
         else:
-            note = {
-                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
-                "metrics": "without its extra metrics",
-            }.get(method, "")
-            d.put("algorithm.proximal", "recompute", origin, note)
+            d.put("algorithm.proximal", "recompute", origin, NOTES.get(method, ""))
         if reject and o.flat.get("actor.rejection_sampling", True) is not None:
             _rejection(d, o)
         else:
             _cap(d, o)
     else:
-        recomputed = o.flag("actor.recompute_logprob")
-        if recomputed:
+        if o.flag("actor.recompute_logprob"):
+            centre = "recompute"
             why = "the recomputed log-probs replace the engine's"
         else:
+            centre = "behavior"
             why = "the engine's log-probs are the centre"
-        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
+        d.put("algorithm.proximal", centre, o.origin("actor.recompute_logprob"), why)
         o.asked.update(reject)
         for name in (*caps, *reject):
             d.drops(name, "AReaL reads it under use_decoupled_loss only")
@@ -100,9 +103,8 @@ def _towards_next(d: Draft, o: Options) -> None:
     name = next((name for name in SEGMENT_WISE if o.given(name)), OF_THE_FORK)
     centre = d.entries["algorithm.proximal"]
     kinds = {at: entry.value for at, entry in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
-    if o.given(*SEGMENT_WISE):
-        by_default = ""
-    else:
+    by_default = ""
+    if not o.given(*SEGMENT_WISE):
         by_default = f"of the fork whose default of {SEGMENT_WISE[0]} is true: "
     if centre.value != "recompute" or not o.flag("actor.use_decoupled_loss"):
         d.lacks(name, f"{by_default}read here with use_decoupled_loss and log-probs that the trainer recomputes")
@@ -122,7 +124,8 @@ def _towards_next(d: Draft, o: Options) -> None:
 def _segment_wise_by_default(d: Draft, o: Options) -> None:
     """Where the file does not set it, it would matter, and no option tells AReaL from the fork that has it on by
     default."""
-    lag, centre = d.entries["runtime.max_lag"].value, d.entries["algorithm.proximal"].value
+    lag = d.entries["runtime.max_lag"].value
+    centre = d.entries["algorithm.proximal"].value
     told_apart = _is_of_areal(o) and not o.given(OF_THE_FORK)
     if told_apart or lag < 2 or centre != "recompute" or not o.flag("actor.use_decoupled_loss"):
         return
@@ -137,25 +140,25 @@ def _cap(d: Draft, o: Options) -> None:
     written = next((name for name in CAPS if name in o.flat), None)
     if mode == "disabled":
         return
-    unbounded = written is not None and o.flat[written] is None
-    if unbounded:
+    if written is not None and o.flat[written] is None:
         upper = (math.inf, f"{written} is null")
     else:
         upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
-    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
-    note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
-    note = "" if written else f"{note} later"
+    floor = o.number(*FLOORS, default=0.0)
+    lower = (floor, o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    note = ""
+    if written is None:
+        note = "AReaL before rejection_sampling caps at 5 by default; later versions don't"
+        note += ": take the entry out if yours is later"
     if mode == "token_mask":
-        d.append(LIST, "cap_floor", upper[1], note, upper=upper, lower=floor)
+        d.append(LIST, "cap_floor", upper[1], note, upper=upper, lower=lower)
         return
     origin = o.origin("actor.behave_imp_weight_mode")
-    geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
+    level = ("token", origin)
     if mode.startswith("sequence"):
-        level = geometric
-    else:
-        level = ("token", origin)
-    bound = ("clip" if mode.endswith("mask") else "clamp", origin)
-    d.append(LIST, "importance", upper[1], note, level=level, bound=bound, upper=upper, lower=floor)
+        level = ("geometric", "AReaL's sequence ratio is the geometric mean")
+    how = "clip" if mode.endswith("mask") else "clamp"
+    d.append(LIST, "importance", upper[1], note, level=level, bound=(how, origin), upper=upper, lower=lower)
 
 
 def _rejection(d: Draft, o: Options) -> None:
@@ -171,16 +174,17 @@ def _rejection(d: Draft, o: Options) -> None:
         d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
         _weigh(d, "token")
         return
-    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
+    if low is None:
+        least = (0.0, "no lower bound")
+    else:
+        least = (low, f"from {REJECT}lower")
+    weights = "token"
     if level == "sequence" and metric == "ratio":
         weights = "geometric"
-    else:
-        weights = "token"
+    note = ""
     if action == "clamp":
         if level == "sequence":
             note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)"
-        else:
-            note = ""
         fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
         d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
         return
@@ -188,12 +192,13 @@ def _rejection(d: Draft, o: Options) -> None:
         d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
         return
     kind = metric.removeprefix("kl_")
-    note = ""
     if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
         kind = "ratio"
-        note = f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}"
+        lowest = "-inf" if low is None else f"{low:g}"
+        note = f"AReaL bounds log(pi_prox / mu) by {lowest} and {upper[0]:g}"
         upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
-        least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
+        if low is not None:
+            least = (math.exp(low), f"{least[1]}, its exponential")
     how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
     if level == "sequence":
         how["reduce"] = (reduce, o.origin(REJECT + "agg"))

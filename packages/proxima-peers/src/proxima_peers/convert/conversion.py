@@ -110,7 +110,8 @@ def evaluating_command(draft: Draft, o: Options) -> str:
         draft.put("eval.samples", 1, "one answer in its evaluate()")
         draft.put("eval.sampling.temperature", 0, "greedy in its evaluate()")
     model = draft.entries["model.path"]
-    return f"proxima eval {'MODEL' if model.stands_in else model.value} RECIPE.yaml, where RECIPE.yaml is this file"
+    place = "MODEL" if model.stands_in else model.value
+    return f"proxima eval {place} RECIPE.yaml, where RECIPE.yaml is this file"
 
 
 # paths of things that need to exist only on the machine that trains

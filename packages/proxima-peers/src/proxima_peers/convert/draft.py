@@ -267,7 +267,7 @@ class Draft:
     @property
     def text(self) -> str:
         """The recipe as YAML: `head` and the leftovers as comments, each value with its origin."""
-        lines = [f"# {line}" if line else "#" for line in self.head.splitlines()]
+        lines = [f"# {line}".rstrip() for line in self.head.splitlines()]
         for title, leftovers in self.leftovers():
             lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
         lines.append("")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 
-WORLD, TOOLS = "task.environment", "task.tools"
+WORLD = "task.environment"
+TOOLS = "task.tools"
 AGENT = "it plays by itself: an agent, {kind: agent, run: MODULE:FUNCTION} (docs/environments.md)"
 ENDLESS = "No limit there; a turn has at least one token."
 LAST = "Calls in the last message run here, and nobody reads the answer; there they do not run."
@@ -64,31 +65,39 @@ def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
         texts = [str(text) for text in written]
     else:
         texts = [str(written)]
-    named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
-    d.put(path, named if path == TOOLS else named[0], o.origin(option))
+    named = list(map(_reference, texts))
+    if path == TOOLS:
+        d.put(path, named, o.origin(option))
+    else:
+        d.put(path, named[0], o.origin(option))
     rest = [text for text in texts if text not in named]
     if rest:
         why = "put it into a separate file, for an import of the script would run it, and name it"
         if path == WORLD and "{" in rest[0]:
-            several = "; several are a task of the kind mix"
-        else:
-            several = ""
-        d.wait(path, option, f"{', '.join(rest)}: {why}{several}")
+            why += "; several are a task of the kind mix"
+        d.wait(path, option, f"{', '.join(rest)}: {why}")
 
 
 REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
-def _identifier(text: str) -> str:
+def _reference(text: str) -> str:
+    """`module:name` as it is; for anything else, the same with what is to be filled in."""
+    if REFERENCE.fullmatch(text):
+        return text
     last = text.rpartition(".")[2]
-    return last if last.isidentifier() else "NAME"
+    if last.isidentifier():
+        return f"MODULE:{last}"
+    return "MODULE:NAME"
 
 
 # ---- verl ------------------------------------------------------------------------------------------------------------
 
 ROLLOUT = "actor_rollout_ref.rollout."
-MULTI, LOOP = f"{ROLLOUT}multi_turn.", f"{ROLLOUT}agent.default_agent_loop"
-OFF, ON = "single_turn_agent", "tool_agent"
+MULTI = f"{ROLLOUT}multi_turn."
+LOOP = f"{ROLLOUT}agent.default_agent_loop"
+OFF = "single_turn_agent"
+ON = "tool_agent"
 FORMATS = {"hermes": "hermes", "qwen25": "hermes", "llama3_json": "llama", "qwen3_coder": "xml"}
 CODE = {  # option: our field, and its equivalent here
     "tool_config_path": (
@@ -148,12 +157,20 @@ def _verls_code(d: Draft, o: Options, loop: str) -> None:
 
 def _verls_turns(d: Draft, o: Options, longest: tuple[int, str]) -> None:
     """The smaller of two bounds: the model's messages, or the answers to them plus the message after the last."""
-    own, theirs = f"{MULTI}max_assistant_turns", f"{MULTI}max_user_turns"
-    most, answers = o.whole(own, least=0), o.whole(theirs, least=0)
-    bounds = [(most, o.origin(own))] if most else []
-    bounds += [(answers + 1, f"{o.origin(theirs)}, plus the message after them")] if answers else []
-    turns, origin = min(bounds, default=(longest[0], o.origin(own)), key=lambda bound: bound[0])
-    d.put("episode.turns", turns, origin, LAST if bounds else ENDLESS)
+    own = f"{MULTI}max_assistant_turns"
+    theirs = f"{MULTI}max_user_turns"
+    most = o.whole(own, least=0)
+    answers = o.whole(theirs, least=0)
+    bounds = []
+    if most:
+        bounds.append((most, o.origin(own)))
+    if answers:
+        bounds.append((answers + 1, f"{o.origin(theirs)}, plus the message after them"))
+    if bounds:
+        turns, origin = min(bounds, key=lambda bound: bound[0])
+        d.put("episode.turns", turns, origin, LAST)
+    else:
+        d.put("episode.turns", longest[0], o.origin(own), ENDLESS)
     d.put("episode.tokens", *longest, WHOLE)
     d.put(
         "episode.forks",

@@ -136,7 +136,8 @@ class Options:
 
 def on_one_line(text: str) -> str:
     """The text for a one-line comment: printable and cut to 300 characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
+    letters = [letter if letter.isprintable() else " " for letter in text]
+    return "".join(letters)[:300]
 
 
 def _parsed(text: str) -> Any:

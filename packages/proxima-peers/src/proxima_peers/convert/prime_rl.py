@@ -22,7 +22,9 @@ from proxima_peers.convert.prime_rl_environments import beside, own_sampling, sh
 from proxima_peers.convert.prime_rl_evaluation import held_out_environments
 from proxima_peers.convert.prime_rl_sources import BATCH, GROUPS, SOURCES, listed, option_of_sources
 
-LOSS, OPTIMIZER, SCHEDULER = "trainer.loss.", "trainer.optim.", "trainer.scheduler."
+LOSS = "trainer.loss."
+OPTIMIZER = "trainer.optim."
+SCHEDULER = "trainer.scheduler."
 SAMPLING = f"{BATCH}train.sampling."
 FILTERS = (f"{BATCH}pre_batch_filters", f"{BATCH}post_batch_filters")
 IN_FLIGHT = (f"{BATCH}oversampling_factor", f"{BATCH}max_inflight_rollouts")
@@ -92,7 +94,8 @@ def _surrogate(d: Draft, o: Options) -> None:
     d.put("algorithm.proximal", "behavior", "prime-rl's ratio is to the engine's policy")
     july = is_of_july(o)
     older = o.given(f"{LOSS}dppo_mask_low", f"{LOSS}dppo_mask_high") or july
-    kind = o.choice(("ipo", "icepop", "default", "custom"), f"{LOSS}type", default="default" if older else "ipo")
+    usual = "default" if older else "ipo"
+    kind = o.choice(("ipo", "icepop", "default", "custom"), f"{LOSS}type", default=usual)
     if july and not o.given(f"{LOSS}type"):
         d.defaults.append("trainer.loss.type=default (the file has names of July 2026, when DPPO was the default)")
     origin = o.origin(f"{LOSS}type")
@@ -115,10 +118,12 @@ def _surrogate(d: Draft, o: Options) -> None:
         _penalty(d, o, 1e-3)
     else:
         before = o.given(f"{LOSS}ipo_threshold") or july
-        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=0.1 if july else 0.3)
+        usual = 0.1 if july else 0.3
+        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=usual)
         note = "prime-rl's IPO: a band around the engine's probabilities, no loss over pairs"
         d.spec(surrogate, "tv_band", origin, note, epsilon=epsilon)
-        _penalty(d, o, 1e-3 if before else 0.0)
+        usual = 1e-3 if before else 0.0
+        _penalty(d, o, usual)
 
 
 def _penalty(d: Draft, o: Options, default: float) -> None:
@@ -219,7 +224,8 @@ def _filters_of_july(d: Draft, o: Options) -> None:
 
 
 def _batch(d: Draft, o: Options) -> None:
-    size, tokens = f"{BATCH}batch_size", f"{BATCH}token_batch_size"
+    size = f"{BATCH}batch_size"
+    tokens = f"{BATCH}token_batch_size"
     group = o.whole(*GROUPS, default=1, least=1)
     origin = o.origin(*GROUPS)
     own = {source[key] for source in listed(o) for key in ("group_size", "rollouts_per_example") if key in source}

@@ -106,7 +106,8 @@ def _difficulty_pool(d: Draft, sampler: Mapping[str, Any], option: str) -> None:
     where = f"from {option}: the smallest weight of its pools, over the largest"
     if least == 0:
         d.lacks(option, f"{shown(pools)}: questions of weight 0 are not asked there; here p is > 0")
-    _pool(d, option, (least, where) if least else (0.2, "our default"), UNWEIGHTED)
+    share = (least, where) if least else (0.2, "our default")
+    _pool(d, option, share, UNWEIGHTED)
 
 
 def _pool(d: Draft, option: str, least: tuple[float, str], note: str) -> None:

@@ -61,12 +61,15 @@ def _when(d: Draft, o: Options, sources: list[Source], option: str) -> None:
     """How often, and whether before the first step."""
     every = o.whole(EVERY, default=100, least=1)
     own = [source.get("interval", every) for source in sources]
-    d.put("eval.every", own[0], f"from {option}: its interval" if "interval" in sources[0] else o.origin(EVERY))
+    where = f"from {option}: its interval" if "interval" in sources[0] else o.origin(EVERY)
+    d.put("eval.every", own[0], where)
     if any(interval != own[0] for interval in own):
         d.lacks(option, f"intervals {', '.join(map(str, own))}: all sets are evaluated every {own[0]} steps here")
-    skips, base = f"{EVAL}skip_first_step", f"{EVAL}eval_base_model"
+    base = f"{EVAL}eval_base_model"
+    skips = f"{EVAL}skip_first_step"
     before = o.flag(base, default=True) and not o.flag(skips)
-    d.put("eval.before", before, o.origin(base) if o.given(base) else o.origin(skips))
+    decides = base if o.given(base) else skips
+    d.put("eval.before", before, o.origin(decides))
 
 
 def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
@@ -88,8 +91,11 @@ def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
         d.put(f"{path}.task.skip", source["skip_first"], f"{origin}: its skip_first")
     d.put(f"{path}.limit", 0, f"{where}: all rows of the task")
     group = next((source[name] for name in OWN_GROUPS if name in source), None)
-    samples = (o.whole(*EVAL_GROUPS, default=1, least=1), o.origin(*EVAL_GROUPS))
-    d.put(f"{path}.samples", *(samples if group is None else (group, f"{origin}: its group_size")))
+    samples = o.whole(*EVAL_GROUPS, default=1, least=1)
+    if group is None:
+        d.put(f"{path}.samples", samples, o.origin(*EVAL_GROUPS))
+    else:
+        d.put(f"{path}.samples", group, f"{origin}: its group_size")
     _sampling(d, o, path, source, origin)
 
 
@@ -97,10 +103,12 @@ def _sampling(d: Draft, o: Options, path: str, source: Source, origin: str) -> N
     """The sampling of the group, and over it that of the environment."""
     given = {name.removeprefix(SAMPLED): name for name in o.flat if name.startswith(SAMPLED)}
     own = source.get("sampling")
-    own = own if isinstance(own, Mapping) else {}
-    values: dict[str, tuple[Any, str]] = {
-        name: (o.get(option), o.origin(option)) for name, option in given.items() if o.get(option) is not None
-    }
+    if not isinstance(own, Mapping):
+        own = {}
+    values: dict[str, tuple[Any, str]] = {}
+    for name, option in given.items():
+        if o.get(option) is not None:
+            values[name] = (o.get(option), o.origin(option))
     values |= {name: (value, f"{origin}: its sampling") for name, value in own.items() if value is not None}
     fields = {OF_SAMPLING[name]: sourced for name, sourced in values.items() if name in OF_SAMPLING}
     for name, (value, where) in values.items():
@@ -111,8 +119,9 @@ def _sampling(d: Draft, o: Options, path: str, source: Source, origin: str) -> N
     for field in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
         if field in fields:
             value, where = fields[field]
-            off = field == "top_k" and value == -1
-            d.put(f"{path}.sampling.{field}", 0 if off else value, where)
+            if field == "top_k" and value == -1:  # off
+                value = 0
+            d.put(f"{path}.sampling.{field}", value, where)
         elif field in left:
             d.put(f"{path}.sampling.{field}", left[field], "vLLM's, where the model has none")
     server = [field for field in left if field not in fields]
@@ -130,15 +139,12 @@ def _longest_episode(d: Draft, sources: list[Source], option: str) -> None:
     """Raise `episode.turns` to what the held-out environments need."""
     now = d.entries.get("episode.turns")
     for source in sources:
-        limit, name = most_messages(verifiers_environment(source) or {})
-        if limit is None:
+        wanted, name = most_messages(verifiers_environment(source) or {})
+        origin = f"from {option}: {name}"
+        if wanted is None:
             wanted = d.entries["model.max_length"].value
-        else:
-            wanted = limit
+            origin = "the context"
         if now is None or wanted > now.value:
-            if limit is None:
-                origin = "the context"
-            else:
-                origin = f"from {option}: {name}"
-            d.put("episode.turns", wanted, f"{origin}, for {name_of(source)}", now.note if now is not None else "")
+            note = now.note if now is not None else ""
+            d.put("episode.turns", wanted, f"{origin}, for {name_of(source)}", note)
             now = d.entries["episode.turns"]

@@ -53,9 +53,10 @@ def mix_environments(d: Draft, o: Options) -> None:
             limits.append(turns)
         _sampling(d, path, source, option)
     d.spec("reward.0", "environment", f"{origin}: the weighted sums of their reward functions")
-    limited = len(limits) == len(sources)
-    turns, where = (max(limits), f"{origin}: the largest of them") if limited else (longest, "the context")
-    d.put("episode.turns", turns, where, FORKS if limited else f"{ENDLESS} {FORKS}")
+    if len(limits) == len(sources):
+        d.put("episode.turns", max(limits), f"{origin}: the largest of them", FORKS)
+    else:
+        d.put("episode.turns", longest, "the context", f"{ENDLESS} {FORKS}")
 
 
 def _weights(d: Draft, o: Options, sources: list[Source], option: str) -> list[tuple[float, str]]:
@@ -67,7 +68,7 @@ def _weights(d: Draft, o: Options, sources: list[Source], option: str) -> list[t
         together = None
     if together is None and option == SOURCES[2] and all(ratio is None for ratio in own):
         d.put("task.weights", "row", f"prime-rl's default of {RATIOS}, of that time: every question equally often")
-        return [(1, "as its rows")] * len(sources)
+        return [(1, "as its rows") for _ in sources]
     d.put("task.weights", "share", "prime-rl draws an environment for each group, by its ratio")
     if together is not None:
         return [(ratio, f"from {RATIOS}") for ratio in together]
@@ -98,5 +99,6 @@ def _sampling(d: Draft, path: str, source: Source, option: str) -> None:
         if field is None:
             d.lacks(option, f"sampling.{name} {shown(value)} of {name_of(source)}: an argument of the sampling")
         elif value is not None:
-            off = field == "top_k" and value == -1
-            d.put(f"{path}.sampling.{field}", 0 if off else value, f"from {option}: its sampling")
+            if field == "top_k" and value == -1:  # off
+                value = 0
+            d.put(f"{path}.sampling.{field}", value, f"from {option}: its sampling")

@@ -46,14 +46,13 @@ def option_of_sources(o: Options, sources: tuple[str, ...] = SOURCES) -> str:
 
 def name_of(source: Source) -> str:
     """The name of an environment: its own, or that of its tasks."""
+    name = source.get("name") or source.get("id")
     inside = source.get("env", source)
-    tasks = None
-    if isinstance(inside, Mapping):
+    if not name and isinstance(inside, Mapping):
+        name = inside.get("id")
         tasks = inside.get("taskset")
-    inner = None
-    if isinstance(inside, Mapping):
-        inner = inside.get("id")
-    name = source.get("name") or source.get("id") or inner or (tasks.get("id") if isinstance(tasks, Mapping) else None)
+        if not name and isinstance(tasks, Mapping):
+            name = tasks.get("id")
     return str(name or "without a name")
 
 
@@ -62,7 +61,9 @@ def labels(sources: list[Source]) -> list[str]:
     found: list[str] = []
     for index, source in enumerate(sources):
         name = label(source, index)
-        found.append(f"{name}_{index}" if name in found else name)
+        if name in found:
+            name = f"{name}_{index}"
+        found.append(name)
     return found
 
 
@@ -85,12 +86,19 @@ def verifiers_environment(source: Source) -> dict[str, Any] | None:
         args = {key: value for key, value in inside.items() if key not in OF_THE_RUN}
         args["taskset"] = {key: value for key, value in tasks.items() if key != "id"}
         harness = args.pop("harness", None)  # at first beside the taskset, then in the agent
-        args |= {"agent": {"harness": harness, **args.get("agent", {})}} if harness else {}
-        return {"name": str(tasks["id"])} | ({"args": args} if any(args.values()) else {})
+        if harness:
+            args["agent"] = {"harness": harness} | args.get("agent", {})
+        environment: dict[str, Any] = {"name": str(tasks["id"])}
+        if any(args.values()):
+            environment["args"] = args
+        return environment
     if not inside.get("id"):
         return None
+    environment: dict[str, Any] = {"name": str(inside["id"])}
     given = inside.get("args")
-    return {"name": str(inside["id"])} | ({"args": dict(given)} if isinstance(given, Mapping) and given else {})
+    if isinstance(given, Mapping) and given:
+        environment["args"] = dict(given)
+    return environment
 
 
 def put_task(d: Draft, path: str, environment: Mapping[str, Any], origin: str, split: Sourced, note: str = "") -> None:
@@ -115,10 +123,11 @@ def most_messages(environment: Mapping[str, Any]) -> tuple[int | None, str]:
     if "taskset" not in args and "agent" not in args:
         return _whole(args.get("max_turns")), "max_turns of its args"
     agents = [seat for name, seat in args.items() if name != "taskset" and isinstance(seat, Mapping)]
-    limits = [limit for seat in agents if (limit := _whole(seat.get("max_turns"))) is not None]
-    if limits:
-        return (max(limits), "max_turns of its agent")
-    return (None, "")
+    limits = [_whole(seat.get("max_turns")) for seat in agents]
+    known = [limit for limit in limits if limit is not None]
+    if known:
+        return max(known), "max_turns of its agent"
+    return None, ""
 
 
 def _whole(value: Any) -> int | None:

@@ -64,10 +64,12 @@ def trl_engine(d: Draft, o: Options) -> None:
     if not o.flag("use_vllm"):
         d.drops_given(o, "use_vllm is false", "vllm_mode", *places, TRL.gpu_memory, TRL.parallel)
         return
-    mode = o.choice(("server", "colocate"), "vllm_mode", default="server" if o.given(*places) else "colocate")
+    usual = "server" if o.given(*places) else "colocate"
+    mode = o.choice(("server", "colocate"), "vllm_mode", default=usual)
+    origin = o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm"
     if mode == "colocate":
         d.drops_given(o, "vllm_mode is colocate: there is no server", *places)
-        _served(d, o, TRL, o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
+        _served(d, o, TRL, origin)
         return
     d.drops_given(o, "the server runs already, with its own settings", TRL.gpu_memory, TRL.parallel)
     host = o.get(places[1], default="0.0.0.0")
@@ -79,10 +81,10 @@ def trl_engine(d: Draft, o: Options) -> None:
     if not (isinstance(written, str) and re.fullmatch(rf"https?://{HOST}(:[0-9]+)?(/.*)?", written)):
         written = o.refuse("must be an http:// address", places[0], default=local)
     parts = urlsplit(written)
-    d.put("engine.kind", "vllm", o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
+    d.put("engine.kind", "vllm", origin)
     note = "A plain `vllm serve`, which `proxima engine serve` starts; `trl vllm-serve` speaks a protocol of TRL's own."
-    d.put("engine.url", f"{parts.scheme}://{parts.netloc}", o.origin(places[0]) if o.given(places[0]) else
-          o.origin(*places[1:]), note)  # fmt: skip
+    where = o.origin(places[0]) if o.given(places[0]) else o.origin(*places[1:])
+    d.put("engine.url", f"{parts.scheme}://{parts.netloc}", where, note)
 
 
 def areal_engine(d: Draft, o: Options) -> None:
@@ -160,12 +162,20 @@ def _names_of_unirl(o: Options, kind: str) -> ServerNames:
     """The settings, which may be fields of UniRL's config or arguments of the engine."""
 
     def given(*names: str) -> str:
-        return _written(o, [f"{UNIRL}{inside}{name}" for name in names for inside in ("", "engine_kwargs.")])
+        places = []
+        for name in names:
+            places += [f"{UNIRL}{name}", f"{UNIRL}engine_kwargs.{name}"]
+        return _written(o, places)
 
+    memory = "gpu_memory_utilization"
+    eager = "enforce_eager"
+    if kind == "sglang":
+        memory = "mem_fraction_static"
+        eager = "disable_cuda_graph"
     return ServerNames(
-        gpu_memory=given("mem_fraction_static" if kind == "sglang" else "gpu_memory_utilization"),
+        gpu_memory=given(memory),
         parallel=given("tp_size"),
-        eager=given("disable_cuda_graph" if kind == "sglang" else "enforce_eager"),
+        eager=given(eager),
         dtype=given("dtype"),
         quantization=given("quantization"),
     )
@@ -190,7 +200,8 @@ def _served(
     """`engine: {kind: KIND, serve: …}`."""
     path = "engine.serve"
     d.put("engine.kind", kind, origin, SERVED)
-    d.put(f"{path}.replicas", replicas, origin if replicas > 1 else one)
+    why = origin if replicas > 1 else one
+    d.put(f"{path}.replicas", replicas, why)
     share = o.number(names.gpu_memory, least=0, most=1)
     if share:
         d.put(f"{path}.gpu_memory", share, o.origin(names.gpu_memory))

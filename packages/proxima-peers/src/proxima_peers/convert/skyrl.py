@@ -35,7 +35,8 @@ def convert(o: Options) -> Draft:
     d.put("sampling.max_tokens", longest, o.origin(LONGEST))
     stop = o.get(SAMPLING + "stop")
     if stop:
-        d.put("sampling.stop", stop if isinstance(stop, list) else [str(stop)], o.origin(SAMPLING + "stop"))
+        stops = stop if isinstance(stop, list) else [str(stop)]
+        d.put("sampling.stop", stops, o.origin(SAMPLING + "stop"))
     _temperature_of_the_loss(d, o)
     _batch(d, o)
     _asynchrony(d, o)
@@ -113,7 +114,8 @@ def _reward(d: Draft, o: Options) -> None:
         d.ask("reward.0", "math", f"{ENV} is null: each row names its own; {PORT}", kind=True)
     elif named == "gsm8k":
         note = "SkyRL's needs the answer after ####; a row with an env_class of its own has that scorer there"
-        d.append("reward", "gsm8k" if d.entries["task.kind"].value == "gsm8k" else "number", origin, note)
+        kind = "gsm8k" if d.entries["task.kind"].value == "gsm8k" else "number"
+        d.append("reward", kind, origin, note)
     elif named == "aime":
         scores = "SkyRL gives +1 and -1: {kind: math, weight: 2} is as far apart"
         d.ask("reward.0", "math", f"{ENV}: aime: choose `reward`; {scores}", kind=True)
@@ -147,7 +149,8 @@ def _turns(d: Draft, o: Options, longest: int) -> None:
     d.put("episode.tokens", whole, f"{o.origin(*names)} + max_generate_length", note)
     d.put("episode.forks", "train", "our default", multi_turn.FORKS)
     what = f"{{kind: skyrl_gym, env: {named}}} of proxima-worlds plays it, or a class of yours with tools or `respond`"
-    d.wait(multi_turn.WORLD, ENV if o.given(ENV) else name, f"{named}: {what}")
+    option = ENV if o.given(ENV) else name
+    d.wait(multi_turn.WORLD, option, f"{named}: {what}")
     multi_turn.held_out(d)
 
 
@@ -186,7 +189,8 @@ def _batch(d: Draft, o: Options) -> None:
 def _asynchrony(d: Draft, o: Options) -> None:
     """`trainer.fully_async`: the bound of the lag, and the prompts that are generated at once."""
     section = "trainer.fully_async."
-    bound, workers = section + "max_staleness_steps", section + "num_parallel_generation_workers"
+    bound = section + "max_staleness_steps"
+    workers = section + "num_parallel_generation_workers"
     apart = o.given(bound) and not o.flag("trainer.placement.colocate_all", default=True)
     on = o.flag(section + "enabled", default=apart)  # up to 0.4 its own program switched it on, on GPUs of its own
     if not on:
@@ -241,7 +245,8 @@ def _evaluation(d: Draft, o: Options, longest: int) -> None:
     names = {name: (HELD_OUT + name,) for name in ("temperature", "top_k", "top_p")}
     names["max_tokens"] = (HELD_OUT + "max_generate_length",)
     names["samples"] = ("generator.eval_n_samples_per_prompt",)
-    o.given(*(option for options in names.values() for option in options))
+    for spellings in names.values():
+        o.given(*spellings)
     if not common.evaluation(d, o, "data.val_data", every, **_columns(o)):
         return
     _split_of_hub(d, "eval.task")

@@ -52,7 +52,8 @@ def _advantage(d: Draft, o: Options) -> None:
         d.spec(path, ESTIMATORS[written], o.origin(ESTIMATOR))
     kind = d.entries[f"{path}.kind"].value
     if written == "grpo":
-        d.put(f"{path}.scale", "group" if scaled else "none", o.origin(by_std))
+        scale = "group" if scaled else "none"
+        d.put(f"{path}.scale", scale, o.origin(by_std))
         d.put(f"{path}.epsilon", 1e-6, "SkyRL's constant")
     else:
         d.drops_given(o, f"SkyRL reads it for grpo, not for {written}", by_std)
@@ -102,12 +103,17 @@ def _surrogate(d: Draft, o: Options) -> str:
         return written
     kind, fields = losses[written]
     if written == "rollout_is":
-        low, high = fields.pop("epsilon_low"), fields.pop("epsilon_high")
+        low = fields.pop("epsilon_low")
+        high = fields.pop("epsilon_high")
         note = "SkyRL's loss of GLM-5: REINFORCE, weighted by the ratio to the rollout where that is within the bounds."
         d.spec(path, kind, o.origin(LOSS), note)
-        bounds: Fields = {"bound": ("clip", f"from {LOSS}"), "upper": (1 + high[0], f"{high[1]}, plus 1")}
-        bounds["lower"] = (max(0.0, 1 - low[0]), f"1 less {low[1].removeprefix('from ')}")
-        d.append(LIST, "importance", f"from {LOSS}", **bounds, towards=("current", "the ratio of the current policy"))
+        bounds: Fields = {
+            "bound": ("clip", f"from {LOSS}"),
+            "upper": (1 + high[0], f"{high[1]}, plus 1"),
+            "lower": (max(0.0, 1 - low[0]), f"1 less {low[1].removeprefix('from ')}"),
+            "towards": ("current", "the ratio of the current policy"),
+        }
+        d.append(LIST, "importance", f"from {LOSS}", **bounds)
         return written
     d.spec(path, kind, o.origin(LOSS), **fields)
     return written
@@ -122,17 +128,20 @@ def _losses(o: Options) -> dict[str, tuple[str, Fields]]:
     clip: Fields = {"epsilon_low": of("eps_clip_low", 0.2), "epsilon_high": of("eps_clip_high", 0.2)}
     divergence = o.choice(("binary_tv", "binary_kl"), ALGORITHM + "dppo.dppo_type", default="binary_tv")
     shares: Fields = {"low": of("clip_cov.clip_cov_lb", 1.0), "high": of("clip_cov.clip_cov_ub", 5.0)}
+    cispo: Fields = {
+        "epsilon_low": of("cispo.cispo_eps_clip_low", 1.0),
+        "epsilon_high": of("cispo.cispo_eps_clip_high", 4.0),
+    }
+    if is_older(o):
+        cispo = {
+            "epsilon_low": of("cispo.cispo_eps_clip_low", 0.0),
+            "epsilon_high": of("cispo.cispo_eps_clip_high", 5.0),
+        }
     return {
         "regular": ("ppo_clip", clip),
         "dual_clip": ("ppo_clip", {**clip, "dual_clip": of("clip_ratio_c", 3.0)}),
         "gspo": ("gspo", {**clip, "form": ("token", "SkyRL's is GSPO-token")}),
-        "cispo": (
-            "cispo",
-            {
-                "epsilon_low": of("cispo.cispo_eps_clip_low", 0.0 if is_older(o) else 1.0),
-                "epsilon_high": of("cispo.cispo_eps_clip_high", 5.0 if is_older(o) else 4.0),
-            },
-        ),
+        "cispo": ("cispo", cispo),
         "sapo": ("sapo", {"tau_positive": of("sapo.tau_pos", 1.0), "tau_negative": of("sapo.tau_neg", 1.05)}),
         "dppo": (
             "dppo",
@@ -212,9 +221,14 @@ def _masks(d: Draft, o: Options) -> None:
         if kind != metric:
             d.drops_given(o, f"sequence_mask_metric is {metric or 'null: off'}", upper, lower)
             continue
-        fields: Fields = {"level": ("sequence", o.origin(name)), "statistic": ("ratio", o.origin(name))}
-        fields["reduce"] = ("mean" if kind == "geometric" else "sum", o.origin(name))
-        fields |= {"upper": o.sourced(upper, default=high), "lower": o.sourced(lower, default=low)}
+        reduce = "mean" if kind == "geometric" else "sum"
+        fields: Fields = {
+            "level": ("sequence", o.origin(name)),
+            "statistic": ("ratio", o.origin(name)),
+            "reduce": (reduce, o.origin(name)),
+            "upper": o.sourced(upper, default=high),
+            "lower": o.sourced(lower, default=low),
+        }
         d.append(LIST, "rejection", o.origin(name), **fields)
     lower, upper = (CORRECTION + f"outlier_token_is_threshold_{side}" for side in ("low", "high"))
     least = o.number(lower)
@@ -285,7 +299,8 @@ def _penalties(d: Draft, o: Options) -> None:
         d.spec("algorithm.reference_kl", estimator, o.origin(kind), **fields)
         if d.entries["algorithm.aggregate.kind"].value != "sequence_mean_token_mean":
             why = "SkyRL averages the KL of each completion, then over completions; here as the loss is averaged"
-            d.lacks(loss, f"{'' if o.given(loss) else 'on by default: '}{why}")
+            by_default = "" if o.given(loss) else "on by default: "
+            d.lacks(loss, f"{by_default}{why}")
     control = ALGORITHM + "kl_ctrl."
     if rewarded:
         path = "algorithm.reward_kl"
@@ -326,7 +341,8 @@ def _selection(d: Draft, o: Options) -> None:
     if anew is not None:
         limit = o.whole(most, default=30)
         path = "algorithm.dynamic_sampling."
-        d.put(path + "max_num_gen_batches", limit, o.origin(most), "" if limit > 0 else "no limit, as in SkyRL")
+        note = "" if limit > 0 else "no limit, as in SkyRL"
+        d.put(path + "max_num_gen_batches", limit, o.origin(most), note)
         d.put(path + "exhausted", "stop", "SkyRL raises then")
         d.put(path + "oversample", 1.0, "SkyRL generates whole batches")
     else:

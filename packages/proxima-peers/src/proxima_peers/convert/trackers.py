@@ -73,7 +73,8 @@ def prime_rl(d: Draft, o: Options) -> None:
     """`[monitors.wandb]`, before it `[wandb]`, a section that is on where it is written."""
     for section in OF_PRIME_RL:
         if any(f"{name}.".startswith(f"{section}.") for name in o.flat):
-            o.given(*(option for options in PRIME_RL.values() for option in options))
+            for options in PRIME_RL.values():
+                o.given(*options)
             _tracker(d, o, "wandb", section, PRIME_RL)
             return
 
@@ -98,7 +99,9 @@ def areal(d: Draft, o: Options) -> None:
 def _listed(d: Draft, o: Options, switch: str, trackers: Mapping[str, Names], off: Collection[str]) -> None:
     """The trackers in a list or a single name. `off`: words for no tracker, or for output that a run writes anyway."""
     written = o.get(switch, default=[])
-    words = [OLDER.get(str(word), str(word)) for word in (written if isinstance(written, list) else [written])]
+    if not isinstance(written, list):
+        written = [written]
+    words = [OLDER.get(str(word), str(word)) for word in written]
     for word in dict.fromkeys(words):
         if word in trackers:
             _tracker(d, o, word, switch, trackers[word])

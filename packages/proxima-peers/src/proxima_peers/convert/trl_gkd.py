@@ -5,7 +5,8 @@ from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.trl import adamw, adapted_model, clip_and_save, evaluation_strategy, rows_of_update, warmups
 
-DISTILLATION, TEACHER = "algorithm.distillation", "teacher_model_name_or_path"
+DISTILLATION = "algorithm.distillation"
+TEACHER = "teacher_model_name_or_path"
 OF_SFT = (
     *("packing", "packing_strategy", "eval_packing", "assistant_only_loss", "completion_only_loss"),
     *("dataset_text_field", "loss_type"),

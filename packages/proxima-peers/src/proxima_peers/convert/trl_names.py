@@ -38,7 +38,8 @@ SCRIPTS = (".py", ".sh", ".bash")
 def named_in(file: Path) -> set[str]:
     """The trainings that a script runs or a Python file makes."""
     text = read_text(file, "utf-8-sig")
-    if file.suffix == ".py" and (made := training_in_python(text)) is not None:
+    made = training_in_python(text) if file.suffix == ".py" else None
+    if made is not None:
         return {made}
     joined = re.sub(r"\\\n", " ", text)
     return {next(filter(None, match.groups())) for match in _NAMED.finditer(joined)}

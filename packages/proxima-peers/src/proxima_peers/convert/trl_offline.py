@@ -58,11 +58,15 @@ def training_of(o: Options) -> str | None:
     if any(name in o.flat for name in REWARDED):
         return None
     losses = o.flat.get("loss_type")
-    named = {str(loss) for loss in (losses if isinstance(losses, list) else [losses])}
+    if not isinstance(losses, list):
+        losses = [losses]
+    named = {str(loss) for loss in losses}
     commands |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
     if "gkd" in commands:  # its config extends that of SFT
         return "gkd"
-    return commands.pop() if len(commands) == 1 else None
+    if len(commands) > 1:
+        return None
+    return next(iter(commands), None)
 
 
 def rules_of(o: Options) -> Rules:
@@ -117,7 +121,8 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
         kind = next((kind for kind, ends in common.FILES.items() if str(where).endswith(ends)), "dataset")
         d.spec(path, kind, origin, "", path=(str(where), origin))
     if d.entries[f"{path}.kind"].value == "dataset":
-        d.put(f"{path}.split", split, o.origin("dataset_train_split" if path == "task" else "dataset_test_split"))
+        option = "dataset_train_split" if path == "task" else "dataset_test_split"
+        d.put(f"{path}.split", split, o.origin(option))
         if o.get("dataset_config") is not None:
             d.put(f"{path}.subset", str(o.get("dataset_config")), o.origin("dataset_config"))
     columns, note = COLUMNS[command]
@@ -129,7 +134,9 @@ def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
         d.wait(path, "train_dataset", f"the script makes its rows: {o.get('train_dataset')}; write them to a file")
 
 
-_CHATS, _PROMPTS, _SIDES = {"messages": "messages"}, {"prompt": "prompt"}, {"messages": "chosen"}
+_CHATS = {"messages": "messages"}
+_PROMPTS = {"prompt": "prompt"}
+_SIDES = {"messages": "chosen"}
 COLUMNS: dict[str, tuple[dict[str, str], str]] = {
     "sft": (_CHATS, "chats in `messages` stand here; for pairs write prompt: prompt, answer: completion"),
     "dpo": (_PROMPTS, "`prompt`, chosen, rejected stand here; without a prompt, write messages: chosen"),
@@ -141,20 +148,18 @@ COLUMNS: dict[str, tuple[dict[str, str], str]] = {
 def _lengths(d: Draft, o: Options, command: str) -> None:
     """`max_length`, 1024 by default: SFT, DPO and KTO truncate longer rows, reward models skip them."""
     names = ("max_length", "max_seq_length")
-    unbounded = not o.given("max_length") and "max_length" in o.flat  # null
-    if unbounded:
-        longest = None
+    longest = None
+    if not o.given("max_length") and "max_length" in o.flat:
+        d.drops("max_length", "null: the model's own context bounds a row, here too")
     else:
         longest = o.whole(*names, default=1024, least=1)
-    if longest is not None:
         d.put("model.max_length", longest, o.origin(*names))
-    else:
-        d.drops("max_length", "null: the model's own context bounds a row, here too")
     end = o.choice(("keep_start", "keep_end"), "truncation_mode", default="keep_start")
     if command == "sft" and end == "keep_start":
         d.put("data.over_length", "truncate", o.origin("truncation_mode"))
         return
-    d.put("data.over_length", "skip", f"{o.peer} {'leaves out' if command == 'reward' else 'cuts'} longer rows")
+    does = "leaves out" if command == "reward" else "cuts"
+    d.put("data.over_length", "skip", f"{o.peer} {does} longer rows")
     if longest is not None and command != "reward":
         kept = "their start" if end == "keep_end" else "their end"
         d.lacks(o.origin(*names).rpartition(" ")[2], f"{longest}: TRL cuts {kept} off; here longer rows are skipped")
@@ -162,7 +167,8 @@ def _lengths(d: Draft, o: Options, command: str) -> None:
 
 def _sft(d: Draft, o: Options) -> None:
     """The tokens that are trained, and packing."""
-    only, turns = "completion_only_loss", "assistant_only_loss"
+    only = "completion_only_loss"
+    turns = "assistant_only_loss"
     if o.flag(turns):
         d.put("sft.loss_on", "all_turns", o.origin(turns))
         d.drops_given(o, "assistant_only_loss says more", only)
@@ -195,7 +201,9 @@ def _preference(d: Draft, o: Options) -> None:
         if loss not in PAIR_LOSSES:
             d.ask(path, "sigmoid", f"loss_type: {loss} is not known here; see `proxima list preference`", kind=True)
             continue
-        fields: Fields = {} if loss == "sft" else {"beta": beta}
+        fields: Fields = {}
+        if loss != "sft":
+            fields["beta"] = beta
         if loss in READ_BY["label_smoothing"]:
             fields["label_smoothing"] = o.sourced("label_smoothing", default=0.0)
         if loss in READ_BY["f_divergence_type"]:
@@ -240,7 +248,9 @@ def _divergence(o: Options) -> Fields:
     coefficient = o.sourced("f_alpha_divergence_coef", default=0.5)
     if written == "reverse_kl":
         return {}
-    return kind | ({"alpha": coefficient} if written == "alpha_divergence" else {})
+    if written == "alpha_divergence":
+        kind["alpha"] = coefficient
+    return kind
 
 
 def _kto(d: Draft, o: Options) -> None:

@@ -40,15 +40,19 @@ class NamedReward:
 
     @classmethod
     def of(cls, text: str) -> "NamedReward":
-        if _HUB_NAME.fullmatch(bare := text.strip().strip("'\"")):
+        bare = text.strip().strip("'\"")
+        if _HUB_NAME.fullmatch(bare):
             return cls(text, bare, None, False, is_model=True)
         try:
             node = ast.parse(text.strip(), mode="eval").body
         except UNPARSED:
             return cls(text, text.strip(), None, False)
         called = isinstance(node, ast.Call)
-        package, _, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")
-        name = name if package.partition(".")[0] in ("", "trl", "open_r1") else f"{package}.{name}"
+        function = node.func if isinstance(node, ast.Call) else node
+        name = ast.unparse(function)
+        package, _, last = name.rpartition(".")
+        if package.partition(".")[0] in ("", "trl", "open_r1"):
+            name = last
         try:
             given: dict[str | int, Any] = {}
             if isinstance(node, ast.Call):
@@ -79,18 +83,16 @@ def reads_solutions(o: Options) -> bool:
 
 def _functions(o: Options) -> list[NamedReward]:
     """The rewards in TRL's order: the reward model, then `reward_funcs`."""
-    written, model = o.get("reward_funcs"), o.get(MODEL)
+    written = o.get("reward_funcs")
+    model = o.get(MODEL)
+    functions = []
+    if model is not None:
+        functions.append(NamedReward(str(model), str(model), None, False, is_model=True))
     if isinstance(written, list):
-        texts = written
+        functions += [NamedReward.of(str(text)) for text in written]
     elif written:
-        texts = _split(str(written))
-    else:
-        texts = []
-    if model is None:
-        models = []
-    else:
-        models = [NamedReward(str(model), str(model), None, False, is_model=True)]
-    return models + [NamedReward.of(str(text)) for text in texts]
+        functions += map(NamedReward.of, _split(str(written)))
+    return functions
 
 
 def rewards(d: Draft, o: Options) -> None:
@@ -115,8 +117,11 @@ def rewards(d: Draft, o: Options) -> None:
         place = f"reward.{common.rewards_of(d)}"
         _one(d, o, place, index, function)
         if summed is not None and summed[index] != 1:
-            factor = d.entries.get(f"{place}.weight")
-            d.put(f"{place}.weight", summed[index] * (factor.value if factor else 1), "from reward_weights")
+            weight = summed[index]
+            own = d.entries.get(f"{place}.weight")
+            if own:
+                weight *= own.value
+            d.put(f"{place}.weight", weight, "from reward_weights")
     for name, function_of in OPTIONS.items():
         if not any(function.name == function_of for function in functions):
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
@@ -141,21 +146,27 @@ def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) ->
     if function.arguments is not None:
         make = own or KNOWN.get((function.name, function.called))
     if function.is_model:
-        d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
-    elif make is not None and (reward := make(function, o)) is not None:
+        named_by = MODEL if o.given(MODEL) else "reward_funcs"
+        d.append("reward", "model", o.origin(named_by), path=(function.name, origin))
+        return
+    reward = make(function, o) if make is not None else None
+    if reward is not None:
         d.append("reward", reward[0], origin, **reward[1])
-    elif (path := function.place(o)) is not None:
+        return
+    path = function.place(o)
+    if path is not None:
         d.append("reward", "function", origin, path=(path, "as TRL imports it"))
+        return
+    home, _, name = function.name.removeprefix("__main__.").rpartition(".")
+    if home:
+        where = f"{home}:{name}"
+    elif ":" in name:
+        where = name
     else:
-        home = function.name.removeprefix("__main__.")
-        if "." not in home:
-            where = home
-        else:
-            where = ":".join(home.rsplit(".", 1))
-        where = where if ":" in where else f"rewards.py:{where}"
-        why = f"name it as {{kind: function, path: {where}}}, in a separate file"
-        d.ask(place, "math", f"{function.text}: {why}", kind=True)
-        d.put(f"{place}.name", _label(function, index), "the function's")
+        where = f"rewards.py:{name}"
+    why = f"name it as {{kind: function, path: {where}}}, in a separate file"
+    d.ask(place, "math", f"{function.text}: {why}", kind=True)
+    d.put(f"{place}.name", _label(function, index), "the function's")
 
 
 def _label(function: NamedReward, index: int) -> str:
@@ -194,7 +205,8 @@ def _argument(
         value = o.whole(option, default=default)
     else:
         value = o.number(option, default=default)
-    return value, f"from {option}" if o.given(option) else f"open-r1's default of {option}"
+    origin = f"from {option}" if o.given(option) else f"open-r1's default of {option}"
+    return value, origin
 
 
 def _overlong(function: NamedReward, o: Options) -> Found:

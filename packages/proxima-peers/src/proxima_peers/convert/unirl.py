@@ -74,8 +74,11 @@ def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
     """Record the engine's own copy of a field of `sampling`, if it differs."""
     name = f"rollout.config.{option}"
     value = o.number(name)
+    if value is None:
+        return
     ours = d.entries[f"sampling.{field}"].value
-    if value is not None and (common.top_k_of(value) if field == "top_k" else value) != ours:
+    theirs = common.top_k_of(value) if field == "top_k" else value
+    if theirs != ours:
         d.lacks(name, f"{value:g}, not the {ours:g} of `sampling`")
 
 
@@ -133,7 +136,8 @@ def _proximal(d: Draft, o: Options, kind: str) -> None:
         d.put("algorithm.proximal", "behavior", f"UniRL's {kind.upper()} is always anchored on the rollout")
         return
     source = o.choice(("rollout", "replay"), name, default="rollout")
-    d.put("algorithm.proximal", "behavior" if source == "rollout" else "recompute", o.origin(name))
+    proximal = "behavior" if source == "rollout" else "recompute"
+    d.put("algorithm.proximal", proximal, o.origin(name))
 
 
 def _surrogate(d: Draft, o: Options, kind: str) -> None:
@@ -156,14 +160,16 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
         fields = {"divergence": ("binary_tv", "UniRL's DPPO"), "delta": own("dppo_delta", 0.15)}
     elif kind == "drpo":
         weighted = o.flag(ALGORITHM + "penalty_mu_weighted", default=True)
-        kind = "drpo" if weighted else "spo"
         fields = {"epsilon": own("drpo_epsilon", 12.5)}
-        note = "" if weighted else "penalty_mu_weighted is false: plain SPO"
-        if weighted and replayed:
+        if not weighted:
+            kind = "spo"
+            note = "penalty_mu_weighted is false: plain SPO"
+        elif replayed:
             note = "UniRL's replay weighs the pull by the replayed probability; here it stays the behavior policy's"
             d.lacks(ALGORITHM + "old_logp_source", "DRPO's weight from the replayed policy")
     else:
-        low = own("clip_range", 3e-4 if kind == "gspo" else 1e-4)
+        usual = 3e-4 if kind == "gspo" else 1e-4
+        low = own("clip_range", usual)
         names = (ALGORITHM + "clip_range_high", ALGORITHM + "clip_range")
         fields = {"epsilon_low": low, "epsilon_high": o.sourced(*names, default=low[0])}
         if kind == "gspo":
@@ -195,8 +201,10 @@ def _aggregate(d: Draft, o: Options, kind: str) -> None:
     if written == "seq-mean-token-sum-norm":
         common.horizon(d, o.origin(*names), o.number(horizon, default=HORIZON), o.origin(horizon))
         return
-    note = "UniRL before its aggregate_token_losses divides by all packed tokens, masked ones too (U3)"
-    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(*names), note if written == "token-mean" else "")
+    note = ""
+    if written == "token-mean":
+        note = "UniRL before its aggregate_token_losses divides by all packed tokens, masked ones too (U3)"
+    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(*names), note)
     d.drops_given(o, f"not read by {written}", horizon)
 
 
@@ -235,7 +243,8 @@ def _batch(d: Draft, o: Options) -> None:
 
 
 def _training(d: Draft, o: Options) -> None:
-    prefix, scheduler = "backend.optimizer_cfg.", "backend.scheduler_cfg."
+    prefix = "backend.optimizer_cfg."
+    scheduler = "backend.scheduler_cfg."
     theirs = ("learning_rate", "weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2")
     ours = ("lr", "weight_decay", "eps", "beta1", "beta2")
     names = {name: (prefix + option,) for name, option in zip(ours, theirs, strict=True)}

@@ -1,6 +1,7 @@
 """verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.10, with DAPO's options."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from proxima.config.tree import FILL_IN
@@ -22,7 +23,9 @@ from proxima_peers.convert.verl_training import (
     training,
 )
 
-ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
+LOSS = "actor_rollout_ref.actor.policy_loss."
 
 
 def convert(o: Options) -> Draft:
@@ -152,12 +155,15 @@ def _advantage(d: Draft, o: Options) -> None:
         written = "grpo"
         origin = origin.replace("the peer's default", "grpo")
     kind = ESTIMATORS[written]
-    note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
-    d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
+    note = ""
+    if kind in ("grpo", "opo", "gpg"):
+        note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
+    d.spec("algorithm.advantage", kind, origin, note)
     by_std = "algorithm.norm_adv_by_std_in_grpo"
     scaled = o.flag(by_std, default=True)
     if kind in ("grpo", "grpo_passk", "gdpo"):
-        d.put("algorithm.advantage.scale", "group" if scaled else "none", o.origin(by_std))
+        scale = "group" if scaled else "none"
+        d.put("algorithm.advantage.scale", scale, o.origin(by_std))
         d.put("algorithm.advantage.epsilon", 1e-6, "verl's constant")
     else:
         d.drops_given(o, f"verl reads it for grpo, not for {written}", by_std)
@@ -176,40 +182,61 @@ def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
     used = _fields_by_mode(o, name, bypass=d.entries["algorithm.proximal"].value == "behavior")
     modes = [*used, *(mode.replace("_", "-") for mode in used if "_" in mode), "bypass_mode"]
     mode = o.choice(modes, name, ACTOR + "loss_mode", default="vanilla").replace("-", "_")
-    mode = "vanilla" if mode == "bypass_mode" else mode
-    fields = used[mode] if forced is None else {}
-    read = {origin for _, origin in fields.values()} | {f"from {name}"}
-    why = f"not read by {f'loss_mode {mode}' if forced is None else 'REINFORCE, which has no clip'}"
-    for origin in sorted({origin for other in used.values() for _, origin in other.values()} - read):
-        if origin.startswith("from "):
-            d.drops(origin.removeprefix("from "), why)
+    if mode == "bypass_mode":
+        mode = "vanilla"
     if forced is not None:
+        _drop_unread(d, used, {}, name, "not read by REINFORCE, which has no clip")
         note = "bypass mode with loss_type reinforce: no clip"
         d.spec(path, forced, "from algorithm.rollout_correction", note)
         return mode
+    fields = used[mode]
+    _drop_unread(d, used, fields, name, f"not read by loss_mode {mode}")
     if mode == "dro" and fields["beta"][0] is None:
         fields["beta"] = (0.5, f"{FILL_IN}: {LOSS}dro_beta is missing; verl refuses dro without it")
     if mode == "cppo":
         _cppo_budget(d, o)
-    elif (both := o.number(ACTOR + "clip_ratio", default=0.2)) != 0.2:
-        why = f"{FILL_IN}: verl 0.3 clips at clip_ratio={both:g}; since 0.4 its own clip_ratio_{{}} of 0.2 comes first"
-        default = f"verl's default of {ACTOR}clip_ratio_"
-        for field, (value, origin) in fields.items():
-            if origin.startswith(default):
-                fields[field] = (value, why.format(origin.removeprefix(default)))
+    else:
+        _doubt_default_bounds(o, fields)
     kind = {"vanilla": "ppo_clip", "gpg": "reinforce", "dppo_tv": "dppo", "dppo_kl": "dppo"}.get(mode, mode)
     d.spec(path, kind, o.origin(name, ACTOR + "loss_mode"), _clip_note(o, mode), **fields)
     return mode
 
 
+def _drop_unread(d: Draft, used: Mapping[str, Fields], fields: Fields, name: str, why: str) -> None:
+    """Record the options of the other modes, which the chosen one, with these `fields`, does not read."""
+    named: set[str] = set()
+    for other in used.values():
+        named |= {origin for _, origin in other.values()}
+    read = {origin for _, origin in fields.values()}
+    for origin in sorted(named - read - {f"from {name}"}):
+        if origin.startswith("from "):
+            d.drops(origin.removeprefix("from "), why)
+
+
+def _doubt_default_bounds(o: Options, fields: Fields) -> None:
+    """Ask for the bounds that the file does not set beside a `clip_ratio` of its own, which only verl 0.3 reads."""
+    both = o.number(ACTOR + "clip_ratio", default=0.2)
+    if both == 0.2:
+        return
+    default = f"verl's default of {ACTOR}clip_ratio_"
+    for field, (value, origin) in fields.items():
+        if origin.startswith(default):
+            side = origin.removeprefix(default)
+            why = f"verl 0.3 clips at clip_ratio={both:g}; since 0.4 its own clip_ratio_{side} of 0.2 comes first"
+            fields[field] = (value, f"{FILL_IN}: {why}")
+
+
 def _clip_bound(o: Options, side: str) -> tuple[float, str]:
     """The clip bound of a side. Since 0.4, verl's own config sets both to .2, so `clip_ratio` is used only for a side
     that the file sets to null."""
-    names = (f"{ACTOR}clip_ratio_{side}", f"{ACTOR}clip_ratio")
-    value, origin = o.sourced(*(names if names[0] in o.flat else names[:1]), default=0.2)
+    name = f"{ACTOR}clip_ratio_{side}"
+    if name in o.flat:
+        value, origin = o.sourced(name, f"{ACTOR}clip_ratio", default=0.2)
+    else:
+        value, origin = o.sourced(name, default=0.2)
     if side == "low" and value > 1:
-        return (1.0, f"{origin}: {value:g} is not a lower bound")
-    return (value, origin)
+        return 1.0, f"{origin}: {value:g} is not a lower bound"
+    return value, origin
 
 
 def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
@@ -222,11 +249,9 @@ def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     high = _clip_bound(o, "high")
     cap = of("clip_ratio_c", 3.0)
     clip: Fields = {"epsilon_low": low, "epsilon_high": high}
-    centre: Fields
-    if bypass:
-        centre = {}
-    else:
-        centre = {"centre": ("proximal", "verl measures from the recomputed log-probs")}
+    centre: Fields = {}
+    if not bypass:
+        centre["centre"] = ("proximal", "verl measures from the recomputed log-probs")
     dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap, **centre}
     shares: Fields = {"low": of("policy_loss.clip_cov_lb", 1.0), "high": of("policy_loss.clip_cov_ub", 5.0)}
     budget: Fields = {name: of(f"policy_loss.cppo.cppo_{name}", ours) for name, ours in CPPO_DEFAULTS.items()}
@@ -264,37 +289,35 @@ def _cppo_budget(d: Draft, o: Options) -> None:
 def _clip_note(o: Options, mode: str) -> str:
     if mode == "vanilla" and not o.given(ACTOR + "clip_ratio_c"):
         return "verl's dual clip, clip_ratio_c, is on by default."
-    capped = "The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4)."
-    return capped if mode.startswith("dppo") else ""
+    if mode.startswith("dppo"):
+        return "The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4)."
+    return ""
 
 
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses (sapo and geo_mean) don't read."""
-    name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
-    if o.flag(first, default=True):
-        default = "token-mean"
-    else:
-        default = "seq-mean-token-mean"
+    name = ACTOR + "loss_agg_mode"
+    factor = ACTOR + "loss_scale_factor"
+    first = ACTOR + "use_token_level_loss"
+    default = "token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"
     written = o.choice(AGGREGATES, name, default=default)
     if o.given(first) and not o.given(name):  # its name in the first DAPO scripts
         name = first
     scale = o.number(factor)
     kind = d.entries["algorithm.surrogate.kind"].value
     if mode in ("sapo", "geo_mean") and kind == mode:
+        why = "verl's geo_mean always means over sequences (P10)"
         if mode == "sapo":
-            why = "sapo always does this (P6)"
-        else:
-            why = "geo_mean always means over sequences (P10)"
-        d.spec("algorithm.aggregate", "sequence_mean_token_mean", f"verl's {why}")
+            why = "verl's sapo always does this (P6)"
+        d.spec("algorithm.aggregate", "sequence_mean_token_mean", why)
         d.drops_given(o, f"verl's {mode} does not read it", name)
         return
     if written == "seq-mean-token-sum-norm":
-        if scale is not None:
-            note = ""
-        else:
+        if scale is None:
             note = "without loss_scale_factor verl divides by the padded response length"
-        origin = o.origin("data.max_response_length" if scale is None else factor)
-        common.horizon(d, o.origin(name), longest if scale is None else scale, origin, note)
+            common.horizon(d, o.origin(name), longest, o.origin("data.max_response_length"), note)
+        else:
+            common.horizon(d, o.origin(name), scale, o.origin(factor))
         return
     d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(name))
     if scale is not None:
@@ -306,7 +329,8 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_
 
 def _penalties(d: Draft, o: Options) -> None:
     """KL towards the reference in loss and reward, and entropy."""
-    kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
+    kind = ACTOR + "kl_loss_type"
+    coefficient = ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
         written, ours = _estimator(d, o, kind, "low_var_kl", "penalty")
         if ours is not None:
@@ -333,7 +357,9 @@ def _estimator(d: Draft, o: Options, kind: str, default: str, what: str) -> tupl
 
 def _reward_kl(d: Draft, o: Options) -> None:
     """KL towards the reference in the reward. The + of a kind has no effect, because it only changes gradients."""
-    path, kind, control = "algorithm.reward_kl", "algorithm.kl_penalty", "algorithm.kl_ctrl."
+    path = "algorithm.reward_kl"
+    kind = "algorithm.kl_penalty"
+    control = "algorithm.kl_ctrl."
     _, ours = _estimator(d, o, kind, "kl", "estimator")
     if ours is None:
         return

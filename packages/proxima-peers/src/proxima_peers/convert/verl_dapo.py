@@ -48,9 +48,10 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
     generated = o.whole("data.gen_batch_size", least=1)
     alone = o.given(ROLLOUT + "n") and o.whole(ROLLOUT + "n") == 1  # without it, a part of a command: to fill in
     if alone or not o.flag(prefix + "enable"):
-        for name in (prefix + "enable", *options):
-            if o.given(name) and (alone or name in options):
-                d.drops(name, "verl keeps groups of one" if alone else "filter_groups.enable is false")
+        if alone:
+            d.drops_given(o, "verl keeps groups of one", prefix + "enable", *options)
+        else:
+            d.drops_given(o, "filter_groups.enable is false", *options)
         if generated not in (None, prompts):
             d.lacks("data.gen_batch_size", "without filter_groups as many prompts are generated as a step consumes")
         return
@@ -61,7 +62,8 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
         return
     limit = o.whole(options[1], default=0)
     path = "algorithm.dynamic_sampling."
-    d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
+    unlimited = "" if limit > 0 else "no limit, as in verl"
+    d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), unlimited)
     d.put(path + "exhausted", "stop", "verl raises then")
     share = 1.0
     origin = "verl's default of data.gen_batch_size"
@@ -94,7 +96,10 @@ def _filter(d: Draft, o: Options, name: str) -> None:
     penalised = any(entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind"))
     if metric == "score" and penalised:
         path = d.entries.get("reward.0.path")
-        ours = str(d.entries["reward.0.kind"].value if path is None else path.value.rpartition(":")[2])
+        if path is None:
+            ours = str(d.entries["reward.0.kind"].value)
+        else:
+            ours = str(path.value.rpartition(":")[2])
         note = "verl's score is the scorer's own, before the overlong penalty"
     d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
     if metric is None:

@@ -40,8 +40,10 @@ def convert_offline(o: Options, command: str) -> Draft:
     placement(d, o)
     _length(d, o)
     common.template_arguments(d, o, "data.apply_chat_template_kwargs")
-    turns = "messages" in columns
-    d.put("sft.loss_on", "all_turns" if turns else "completion", "verl's rows of chats" if turns else "verl's rows")
+    if "messages" in columns:
+        d.put("sft.loss_on", "all_turns", "verl's rows of chats")
+    else:
+        d.put("sft.loss_on", "completion", "verl's rows")
     d.put("train.examples_per_step", *o.sourced("data.train_batch_size", default=256))
     _micro_batches(d, o)
     _training(d, o)
@@ -96,12 +98,19 @@ def _micro_batches(d: Draft, o: Options) -> None:
 def _training(d: Draft, o: Options) -> None:
     names = {name: (f"optim.{name}",) for name in ("lr", "weight_decay", "eps")}
     common.optimizer(d, o, names, {"lr": 1e-5, "weight_decay": 0.01})
-    common.betas(d, o, "optim.betas", "train", [0.9, 0.95] if o.given(OLDER) else [0.9, 0.999])
+    betas = [0.9, 0.999]
+    schedule = "constant"
+    share = 0.0
+    if o.given(OLDER):
+        betas = [0.9, 0.95]
+        schedule = "cosine"
+        share = 0.1
+    common.betas(d, o, "optim.betas", "train", betas)
     spellings = ("optim.lr_scheduler_type", "optim.lr_scheduler", "optim.warmup_style")
-    common.schedule(d, o, *spellings, default="cosine" if o.given(OLDER) else "constant")
+    common.schedule(d, o, *spellings, default=schedule)
     common.lowest_rate(d, o, (), ("optim.min_lr_ratio",))
     ratios = ("optim.lr_warmup_steps_ratio", "optim.warmup_steps_ratio")
-    common.warmup_of_rows(d, o, "optim.lr_warmup_steps", *ratios, share=0.1 if o.given(OLDER) else 0.0)
+    common.warmup_of_rows(d, o, "optim.lr_warmup_steps", *ratios, share=share)
     common.length_of_run(d, o, "trainer.total_training_steps", "trainer.total_epochs", epochs=4)
     d.copy("train.max_grad_norm", o, "optim.clip_grad", default=1.0)
     d.put("checkpoint.every", max(0, o.whole("trainer.save_freq", default=-1)), o.origin("trainer.save_freq"))

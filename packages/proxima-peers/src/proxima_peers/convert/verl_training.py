@@ -8,7 +8,8 @@ from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+ACTOR = "actor_rollout_ref.actor."
+ROLLOUT = "actor_rollout_ref.rollout."
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode in MODES}
@@ -48,7 +49,8 @@ def batch(d: Draft, o: Options) -> None:
 def _micro_batches(d: Draft, o: Options, prefix: str) -> None:
     """`ppo_micro_batch_size`: up to verl 0.7, actor and critic use the mean of the micro batches' means."""
     later = o.given("model_engine", "trainer.use_v1", "trainer.use_legacy_worker_impl")
-    tokens = d.entries["algorithm.aggregate.kind" if prefix == ACTOR else "critic.aggregate.kind"].value == "token_mean"
+    aggregate = "algorithm.aggregate.kind" if prefix == ACTOR else "critic.aggregate.kind"
+    tokens = d.entries[aggregate].value == "token_mean"
     dynamic = o.flag(prefix + "use_dynamic_bsz", default=o.flag(ACTOR + "use_dynamic_bsz"))
     for name in (prefix + "ppo_micro_batch_size", prefix + "ppo_micro_batch_size_per_gpu"):
         if not o.given(name) or dynamic:
@@ -184,7 +186,8 @@ def placement(d: Draft, o: Options) -> None:
     """The GPUs of a node times the nodes: as many ranks on Ray, whose devices the servers share, as verl's do."""
     if not o.given(*GPUS):
         return
-    each, nodes = o.whole(GPUS[0], default=8, least=1), o.whole(GPUS[1], default=1, least=1)
+    each = o.whole(GPUS[0], default=8, least=1)
+    nodes = o.whole(GPUS[1], default=1, least=1)
     ranks = each * nodes
     if ranks == 1:
         d.drops_given(o, "one GPU, as without a placement", *GPUS)
@@ -195,5 +198,7 @@ def placement(d: Draft, o: Options) -> None:
     parallel = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     devices = o.whole(parallel, default=1, least=1)
     if "engine.serve.replicas" in d.entries and ranks % devices == 0:
-        d.put("placement.engines", ranks // devices, f"{origin}, over {parallel}" if devices > 1 else origin)
+        if devices > 1:
+            origin += f", over {parallel}"
+        d.put("placement.engines", ranks // devices, origin)
         d.put("placement.colocate", True, "verl's servers have the trainer's GPUs")

@@ -1,6 +1,6 @@
 """From rewards to advantages: what is subtracted, what it is divided by, and how that deviation is taken."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -72,36 +72,45 @@ def stated_advantage(spec: Any) -> Convention:
 def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[TriedConvention]:
     """All conventions for rewards [B]; the stated epsilon is tried beside the usual ones."""
     epsilons = dict.fromkeys((float(getattr(spec, "epsilon", 0.0)), *EPSILONS))
-    single = in_groups_of_one(o.group)
-    alone = ("zero", "reward") if bool(single.any()) else ("zero",)
     magnitude = o.reward.abs().max().expand_as(o.reward)
+    for begun, value, fixed in _centred_candidates(o):
+        yield TriedConvention(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
+        for deviation in ("group", "batch", "centred", "tokens"):
+            moved, sample, count = _deviation(o, value, deviation)
+            fewer = ((count - 1) / count.clamp(min=1)).clamp(min=0).sqrt()
+            for number, spread in (("sample", sample), ("population", sample * fewer)):
+                if deviation == "group":
+                    spread = torch.where(fixed, 1.0, spread)  # so the reward stays
+                for added, below in _denominators(spread, epsilons):
+                    chosen = {DEVIATION: DEVIATIONS[deviation], COUNT: COUNTS[number]} | added
+                    safe = torch.where(below > 0, below, 1.0)
+                    result = torch.where(below > 0, moved / safe, 0.0)
+                    yield TriedConvention(begun | chosen, result, magnitude / safe + result.abs())
+
+
+def _centred_candidates(o: Outcomes) -> Iterator[tuple[Convention, Tensor, Tensor]]:
+    """What may be subtracted: the convention, the values [B] that are left, and [B] bool, the rewards kept as they
+    are, each alone in its group."""
+    single = in_groups_of_one(o.group)
+    none = torch.zeros_like(single)
     for centre, said in CENTRES.items():
         left = centred(o, centre)
-        for kept in alone:
-            if kept == "reward":
-                value = torch.where(single, o.reward, left)
-            else:
-                value = left
-            begun = {CENTRE: said} | ({ALONE: ALONE_IS[kept]} if len(alone) > 1 else {})
-            yield TriedConvention(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
-            for deviation in ("group", "batch", "centred", "tokens"):
-                moved, sample, count = _deviation(o, value, deviation)
-                for number in COUNTS:
-                    fewer = ((count - 1) / count.clamp(min=1)).clamp(min=0).sqrt()
-                    spread = sample if number == "sample" else sample * fewer
-                    if kept == "reward" and deviation == "group":
-                        spread = torch.where(single, 1.0, spread)  # of a group of one: 1, so the reward stays
-                    for epsilon in epsilons:
-                        for place in PLACES if epsilon else ("deviation",):
-                            if place == "deviation":
-                                below = spread + epsilon
-                            else:
-                                below = (spread.square() + epsilon).sqrt()
-                            chosen = {DEVIATION: DEVIATIONS[deviation], COUNT: COUNTS[number], EPSILON: f"{epsilon:g}"}
-                            chosen |= {PLACE: PLACES[place]} if epsilon else {}
-                            safe = torch.where(below > 0, below, 1.0)
-                            result = torch.where(below > 0, moved / safe, 0.0)
-                            yield TriedConvention(begun | chosen, result, magnitude / safe + result.abs())
+        if not bool(single.any()):
+            yield {CENTRE: said}, left, none
+            continue
+        yield {CENTRE: said, ALONE: ALONE_IS["zero"]}, left, none
+        yield {CENTRE: said, ALONE: ALONE_IS["reward"]}, torch.where(single, o.reward, left), single
+
+
+def _denominators(deviation: Tensor, epsilons: Iterable[float]) -> Iterator[tuple[Convention, Tensor]]:
+    """What may be divided by: the epsilon and where it is added, and the sum [B]."""
+    for epsilon in epsilons:
+        said = {EPSILON: f"{epsilon:g}"}
+        if epsilon:
+            yield said | {PLACE: PLACES["deviation"]}, deviation + epsilon
+            yield said | {PLACE: PLACES["variance"]}, (deviation.square() + epsilon).sqrt()
+        else:
+            yield said, deviation
 
 
 def centred(o: Outcomes, centre: str) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, ReinforcePp, place_scores, reward_to_go, whiten
+from proxima.core.reward_kl import RewardKl, ShapedReward
 from proxima_peers.shadow.advantage_choices import COUNT, COUNTS, EPSILON, PLACE, PLACES
 from proxima_peers.shadow.choices import ESTIMATES, Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
@@ -48,22 +49,32 @@ def shaped_rewards(dump: Dump) -> Iterator[Shaped]:
     given = dump.settings.reward_kl
     score = dump["reward"]
     for name, mask in masks.items():
-        begun = {SCORED: TOKENS[name]} if len(masks) > 1 else {}
-        plain = place_scores(score, mask.flatten(), edges)
-        without = Shaped(begun | ({KL_REWARD: "none"} if given else {}), plain, score, mask)
-        policies = [policy for policy in POLICIES if f"{policy}_log_prob" in dump]
+        begun: Convention = {}
+        if len(masks) > 1:
+            begun[SCORED] = TOKENS[name]
         if given is not None and "reference_log_prob" in dump:
-            stated = stated_kl(given)
-            for said in sorted(ESTIMATES, key=lambda said: said != stated):
-                kind, more = ESTIMATES[said]
-                fields: dict[str, Any] = {"estimator": kind, "limit": float("inf"), **more}
-                spec = replace(given, adaptive=None, **fields)
-                for policy in policies:
-                    logs = (dump[f"{policy}_log_prob"].flatten(), dump["reference_log_prob"].flatten())
-                    made = spec(score, *logs, mask.flatten(), edges)
-                    chosen = begun | {KL_REWARD: said, KL_POLICY: POLICIES[policy]}
-                    yield Shaped(chosen, made.reward, made.total, mask)
-        yield without
+            for chosen, made in _with_kl_in_reward(dump, given, mask):
+                yield Shaped(begun | chosen, made.reward, made.total, mask)
+        if given is not None:
+            begun[KL_REWARD] = "none"
+        plain = place_scores(score, mask.flatten(), edges)
+        yield Shaped(begun, plain, score, mask)
+
+
+def _with_kl_in_reward(dump: Dump, given: RewardKl, mask: Tensor) -> Iterator[tuple[Convention, ShapedReward]]:
+    """The rewards with a KL in them, the stated estimator first, of each policy in the dump."""
+    edges = torch.arange(len(mask) + 1) * dump.shape[1]
+    stated = stated_kl(given)
+    policies = [policy for policy in POLICIES if f"{policy}_log_prob" in dump]
+    for said in sorted(ESTIMATES, key=lambda said: said != stated):
+        kind, more = ESTIMATES[said]
+        fields: dict[str, Any] = {"estimator": kind, "limit": float("inf")} | more
+        spec = replace(given, adaptive=None, **fields)
+        for policy in policies:
+            log_prob = dump[f"{policy}_log_prob"].flatten()
+            reference = dump["reference_log_prob"].flatten()
+            made = spec(dump["reward"], log_prob, reference, mask.flatten(), edges)
+            yield {KL_REWARD: said, KL_POLICY: POLICIES[policy]}, made
 
 
 def stated_kl(spec: Any) -> str:
@@ -77,12 +88,9 @@ def stated_kl(spec: Any) -> str:
 def stated_rewards(dump: Dump) -> Convention:
     """What the settings say on the axes of the rewards."""
     given = dump.settings.reward_kl
+    estimator = "none" if given is None else stated_kl(given)
     policy = "old" if "old_log_prob" in dump else "rollout"
-    return {
-        SCORED: TOKENS["loss"],
-        KL_REWARD: "none" if given is None else stated_kl(given),
-        KL_POLICY: POLICIES[policy],
-    }
+    return {SCORED: TOKENS["loss"], KL_REWARD: estimator, KL_POLICY: POLICIES[policy]}
 
 
 def stated_token_advantage(spec: Any) -> Convention:
@@ -101,13 +109,15 @@ def stated_token_advantage(spec: Any) -> Convention:
         inside = True
     else:
         return {}
+    count = "sample" if sample else "population"
+    place = "variance" if inside else "deviation"
     return {
         ESTIMATE: estimate,
         DISCOUNT: discount,
         STANDARD: STANDARDS[standard],
-        COUNT: COUNTS["sample" if sample else "population"],
+        COUNT: COUNTS[count],
         EPSILON: "1e-08",
-        PLACE: PLACES["variance" if inside else "deviation"],
+        PLACE: PLACES[place],
     }
 
 
@@ -135,16 +145,24 @@ def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[TriedConventio
         for (estimate, discount), plain in raw.items():
             begun = shaped.convention | {ESTIMATE: estimate, DISCOUNT: discount}
             size = plain[inside].abs().max() + shaped.total.abs().max()
-            yield TriedConvention(begun | {STANDARD: STANDARDS[False]}, plain[inside], size.expand(int(inside.sum())))
-            for count, ddof in (("sample", 1), ("population", 0)):
-                for epsilon in EPSILONS:
-                    for place in PLACES if epsilon else ("deviation",):
-                        where: Any = "inside" if place == "variance" else "outside"
-                        value = whiten(plain, inside, epsilon=epsilon, ddof=ddof, place=where)[inside]
-                        chosen = {STANDARD: STANDARDS[True], COUNT: COUNTS[count], EPSILON: f"{epsilon:g}"}
-                        chosen |= {PLACE: PLACES[place]} if epsilon else {}
-                        if int(inside.sum()) > 1:
-                            spread = plain[inside].std().clamp(min=1e-12)
-                        else:
-                            spread = size
-                        yield TriedConvention(begun | chosen, value, (size / spread).expand(len(value)))
+            tokens = int(inside.sum())
+            yield TriedConvention(begun | {STANDARD: STANDARDS[False]}, plain[inside], size.expand(tokens))
+            spread = size
+            if tokens > 1:
+                spread = plain[inside].std().clamp(min=1e-12)
+            for chosen, value in _standardised(plain, inside):
+                yield TriedConvention(begun | chosen, value, (size / spread).expand(tokens))
+
+
+def _standardised(plain: Tensor, inside: Tensor) -> Iterator[tuple[Convention, Tensor]]:
+    """The ways to standardise advantages [N] over the tokens in the loss, with the result for these."""
+    for count, ddof in (("sample", 1), ("population", 0)):
+        for epsilon in EPSILONS:
+            said = {STANDARD: STANDARDS[True], COUNT: COUNTS[count], EPSILON: f"{epsilon:g}"}
+            outside = whiten(plain, inside, epsilon=epsilon, ddof=ddof, place="outside")[inside]
+            if not epsilon:
+                yield said, outside
+                continue
+            yield said | {PLACE: PLACES["deviation"]}, outside
+            under_root = whiten(plain, inside, epsilon=epsilon, ddof=ddof, place="inside")[inside]
+            yield said | {PLACE: PLACES["variance"]}, under_root

@@ -25,10 +25,9 @@ from proxima.core.value import ValueLoss
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
-from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
+from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped
 
-REJECTION_DEFAULTS = (("level", "token"), ("action", "mask"), ("metric", "ratio"))
 ESTIMATORS: dict[str, Any] = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
 
 
@@ -50,7 +49,9 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
     if options is None:
         yield None, []
         return
-    level, action, metric = (options.get(name, default) for name, default in REJECTION_DEFAULTS)
+    level = options.get("level", "token")
+    action = options.get("action", "mask")
+    metric = options.get("metric", "ratio")
     reduce = options.get("agg", "mean")
     upper = options.get("upper", 5.0)
     lower = options.get("lower")
@@ -65,7 +66,8 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
             yield "A2", [Changed(clamped_by_aggregate, reduce, upper, lower or 0.0)]
         return
     kind: Any = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}.get(metric, metric)
-    rule = Rejection(level, kind, reduce, upper, -float("inf") if lower is None else lower)
+    floor = -math.inf if lower is None else lower
+    rule = Rejection(level, kind, reduce, upper, floor)
     if kind != "ratio":
         weights = "token"  # geometric weights are used only with the ratio
     yield None, [rule, Importance(weights, "none")]
@@ -81,7 +83,8 @@ def ppo(record: Record) -> Iterator[Attempt]:
     low = p["eps_clip"]
     high = p.get("eps_clip_higher")
     dual = p.get("c_clip")
-    high = low if high is None else high
+    if high is None:
+        high = low
     low = min(low, 1.0)  # a ratio is positive
     spec: Any
     if sequence:
@@ -94,11 +97,10 @@ def ppo(record: Record) -> Iterator[Attempt]:
         loose = (3e-7 * (1 + _farthest(padded.b)), 1e-9)
     p.mark_irrelevant("lens")
     record.inputs.mark_irrelevant("behavior_logp")
-    far = beyond_limit(masked_log_ratio(padded.b))
     for reason, corrections in corrections_of(options):
         numbers = ppo_numbers(record, padded, (low, high, dual), corrections, sequence=sequence)
         stats = record.checks(numbers, "stats.", *loose)
-        for limit in (False, True) if far else (False,):
+        for limit in _limits(padded.b):
             values = {False: loss_of(padded.b, spec, TokenMean(), corrections, bounded=not limit).value}
             if sequence and corrections:
                 with unclamped() if limit else nullcontext():
@@ -108,13 +110,20 @@ def ppo(record: Record) -> Iterator[Attempt]:
                 yield reasons(reason, A5=kept, A6=limit), [*checks, *stats]
 
 
+def _limits(b: PolicyBatch) -> tuple[bool, ...]:
+    """Whether to leave out our bound of the log-ratio, which AReaL lacks (A6): also yes where a token is beyond it."""
+    if beyond_limit(masked_log_ratio(b)):
+        return False, True
+    return (False,)
+
+
 def _farthest(b: PolicyBatch) -> float:
     """The largest |log π_prox − log μ|, in nats; in float32, its exponential is off by this times the rounding."""
     assert b.proximal_log_prob is not None and b.behavior_log_prob is not None
     gap = torch.where(b.loss_mask, b.proximal_log_prob - b.behavior_log_prob, 0.0)
-    if len(gap):
-        return float(gap.abs().nan_to_num(0.0, 0.0).amax())
-    return 0.0
+    if not len(gap):
+        return 0.0
+    return float(gap.abs().nan_to_num(0.0, 0.0).amax())
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -122,7 +131,8 @@ def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor
     denominator (A5)."""
     keep = b.loss_mask
     weight = torch.ones_like(b.log_prob)
-    for corrected in (correction(b) for correction in corrections):
+    for correction in corrections:
+        corrected = correction(b)
         keep = keep & corrected.keep
         weight = weight * corrected.weight
     token = spec(replace(b, loss_mask=keep))
@@ -139,7 +149,7 @@ def sapo(record: Record) -> Iterator[Attempt]:
     spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
     p.mark_irrelevant("lens")
     stats = record.checks(sapo_numbers(record, padded, spec), "stats.", *record.tolerance())
-    for limit in (False, True) if beyond_limit(masked_log_ratio(padded.b)) else (False,):
+    for limit in _limits(padded.b):
         loss = loss_of(padded.b, spec, TokenMean(), bounded=not limit).value
         yield reasons(A6=limit), [*record.loss_checks(loss, padded.leaf), *stats]
 
@@ -157,7 +167,8 @@ def proximal_interpolation(record: Record) -> Iterator[Attempt]:
     record.inputs.mark_irrelevant("mask", "versions")
     p = record.params
     p.mark_irrelevant("current_version")
-    behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
+    behavior = record.tensor("behavior_logp")
+    current = record.tensor("logp")
     ours: Any = behavior
     if p["method"] != "rollout":
         versions = torch.tensor(record.inputs["versions"])
@@ -171,7 +182,7 @@ def kl_estimate(record: Record) -> Iterator[Attempt]:
     """data.KLEstimator"""
     record.inputs.mark_irrelevant("mask")
     p = record.params
-    limit = 10.0 if p.get("apply_clamp", True) else float("inf")
+    limit = 10.0 if p.get("apply_clamp", True) else math.inf
     gap = record.tensor("logp") - record.tensor("reference_logp")
     estimate = ESTIMATORS[p.get("kl_estimator", "k1")].estimate(gap)
     yield None, [record.expect("kl", estimate.clamp(-limit, limit), 2e-6, 2e-6)]
@@ -209,8 +220,12 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     ours = gae(rewards)
     if {None: False, "batch mean/std": True}[p.get("adv_norm")]:
         ours = standardised(ours, mask.flatten(), 1e-5)
-    both = {"tot_rewards": reward.view(rows, width), "kl_rewards": -p.get("kl_ctl", 0.1) * estimate * mask}
-    both |= {"loss_mask": mask.double(), "logprobs": behavior}
+    both = {
+        "tot_rewards": reward.view(rows, width),
+        "kl_rewards": -p.get("kl_ctl", 0.1) * estimate * mask,
+        "loss_mask": mask.double(),
+        "logprobs": behavior,
+    }
     inside = {"advantages": ours.view(rows, width), "returns": gae.returns(rewards).view(rows, width)}
     loose = (2e-5, 2e-6)  # float32; beyond the mask the recursion carries the next token's along
     yield None, [*record.checks(both, "", *loose), *record.checks(inside, "", *loose, where=mask)]
@@ -224,32 +239,35 @@ def masked_normalization(record: Record) -> Iterator[Attempt]:
     epsilon = p.get("eps", 1e-5)
     biased = not p.get("unbiased", False)
     p.mark_irrelevant("all_reduce")  # there is only one process
-    # the results are float32
+    loose = (2e-6, 1e-6)  # the results are float32
     if p.get("high_precision", True):
         loose = (3e-7, 1e-9)
-    else:
-        loose = (2e-6, 1e-6)
-    # the biased deviation, as a share of ours
-    if biased:
-        shrunk = math.sqrt(1 - 1 / int(mask.sum()))
-    else:
-        shrunk = 1.0
-    for reason, share in ((None, 1.0), ("A7", shrunk)) if biased else ((None, 1.0),):
+
+    def checks(share: float) -> list[Check]:
+        """With a deviation that is this share of the unbiased one."""
         ours = standardised(values.flatten(), mask.flatten(), epsilon / share) / share
-        yield reason, [record.expect("out", ours.view(mask.shape), *loose, where=mask)]
+        return [record.expect("out", ours.view(mask.shape), *loose, where=mask)]
+
+    yield None, checks(1.0)
+    if biased:
+        yield "A7", checks(math.sqrt(1 - 1 / int(mask.sum())))
 
 
 def normalization(record: Record) -> Iterator[Attempt]:
     """data.Normalization of rewards."""
     p = record.params
     x = as_tensor(record.inputs["x"])
-    mean, std, alone = p.get("mean_level", "batch"), p.get("std_level", "batch"), p.get("mean_leave1out", False)
+    mean = p.get("mean_level", "batch")
+    std = p.get("std_level", "batch")
+    alone = p.get("mean_leave1out", False)
     size = p.get("group_size", 1) or 1
     epsilon = p.get("eps", 1e-5)
     biased = not p.get("std_unbiased", True)
     if mean not in ("batch", "group") or (mean, std) == ("batch", "group"):
         raise UnsupportedRecord(f"nothing of ours centres by {mean} and scales by {std}")
-    group = torch.arange(len(x)) // (size if mean == "group" else len(x))
+    if mean == "batch":
+        size = len(x)
+    group = torch.arange(len(x)) // size
     o = Outcomes.of(x, group)
     scale: Any = {"group": "group", "batch": "batch", None: "none", "none": "none"}[std]
     loose = (3e-7, 1e-9)  # the results are float32
@@ -260,14 +278,12 @@ def normalization(record: Record) -> Iterator[Attempt]:
     if not alone:
         yield None, [record.expect("out", Grpo(scale, epsilon)(o), *loose)]
     # AReaL takes the deviation after centring; the biased one is a share of ours
-    if scale == "group":
-        count = (group[:, None] == group[None]).sum(1)
-    else:
-        count = torch.tensor(len(x))
+    share = torch.ones(())
     if biased:
+        count = torch.tensor(len(x))
+        if scale == "group":
+            count = (group[:, None] == group[None]).sum(1)
         share = (1 - 1 / count.double()).sqrt()
-    else:
-        share = torch.ones(())
     if alone or biased or (mean, std) == ("group", "batch"):
         left = replace(o, reward=centre(o) * share)
         yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, *loose)]
@@ -306,10 +322,10 @@ def ppo_numbers(
     weight = None
     behave = {}
     if corrections:
-        *rejecting, weighing = [correction(padded.b) for correction in corrections]
-        for rejected in rejecting:
-            kept = kept & (padded.rows(rejected.keep) != 0)
-        weight = torch.where(kept, padded.rows(weighing.weight), 0.0)
+        *rejecting, weighing = corrections
+        for rejection in rejecting:
+            kept = kept & (padded.rows(rejection(padded.b).keep) != 0)
+        weight = torch.where(kept, padded.rows(weighing(padded.b).weight), 0.0)
         if rejecting:
             filtered = padded.mask & ~kept
         else:
@@ -326,8 +342,10 @@ def ppo_numbers(
     if dual is not None:  # for both signs (A4)
         far = kept & (dual * advantage.abs() < loss)
         loss = torch.minimum(loss, dual * advantage.abs())
+    if weight is not None:
+        loss = loss * weight
     numbers = {
-        "loss": loss if weight is None else loss * weight,
+        "loss": loss,
         "importance_weight": ratio,
         "approx_kl": gap,
         "clip_mask": kept & (plain < bounded),
@@ -339,15 +357,23 @@ def ppo_numbers(
 def sapo_numbers(record: Record, padded: Padded, spec: Sapo) -> dict[str, Any]:
     """The metrics that `sapo_loss_fn` reports; token ratios are not masked (A6)."""
     gap = record.tensor("logp") - record.tensor("behavior_logp")
-    everywhere = torch.ones_like(padded.mask)
     sequence = spec.level == "sequence"
-    ratio, advantage = _reported_ratio(record, padded.mask if sequence else everywhere, gap, sequence=sequence)
-    positive, negative = (4 / tau * torch.sigmoid(tau * (ratio - 1)) for tau in (spec.tau_positive, spec.tau_negative))
+    kept = padded.mask if sequence else torch.ones_like(padded.mask)
+    ratio, advantage = _reported_ratio(record, kept, gap, sequence=sequence)
+    positive = 4 / spec.tau_positive * torch.sigmoid(spec.tau_positive * (ratio - 1))
+    negative = 4 / spec.tau_negative * torch.sigmoid(spec.tau_negative * (ratio - 1))
     gate = torch.where(advantage > 0, positive, negative)
     none = torch.zeros_like(padded.mask)
-    numbers = {"loss": -gate * advantage, "importance_weight": ratio, "approx_kl": gap, "clip_mask": none}
-    numbers |= {"dual_clip_mask": none, "sapo_soft_gate": gate}
-    numbers |= {"sapo_scaled_gate_pos": positive, "sapo_scaled_gate_neg": negative}
+    numbers = {
+        "loss": -gate * advantage,
+        "importance_weight": ratio,
+        "approx_kl": gap,
+        "clip_mask": none,
+        "dual_clip_mask": none,
+        "sapo_soft_gate": gate,
+        "sapo_scaled_gate_pos": positive,
+        "sapo_scaled_gate_neg": negative,
+    }
     return {name: _packed(record, values) for name, values in numbers.items()}
 
 

@@ -73,5 +73,6 @@ def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
     if unknown:
         raise UnsupportedRecord(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     computed = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
-    rtol, atol = TOLERANCE["rtol"], TOLERANCE["atol"]
+    rtol = TOLERANCE["rtol"]
+    atol = TOLERANCE["atol"]
     yield None, [record.expect(leaf, value, rtol, atol) for leaf, value in computed.items()]

@@ -39,7 +39,8 @@ def policy_losses(record: Record) -> Iterator[Attempt]:
         cu_seqlens=torch.tensor([0, *map(len, rows)]).cumsum(0),
     )
     tau = p["kl_tau"]
-    loss = loss_of(b, spec, TokenSum(), penalty=LogRatioSq(tau, towards="behavior") if tau else None)
+    penalty = LogRatioSq(tau, towards="behavior") if tau else None
+    loss = loss_of(b, spec, TokenSum(), penalty=penalty)
     theirs = replace(record, expected={**record.expected, "grad_logp": concatenated(record.expected["grad_logp"])})
     checks = theirs.loss_checks(loss.numerator / float(as_tensor(record.inputs["rl_scale"])), leaf)
     yield None, [*checks, *record.checks(_numbers(b, loss.keep, signed=not band))]

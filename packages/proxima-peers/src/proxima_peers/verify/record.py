@@ -147,7 +147,11 @@ class Record:
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
             if key not in raw:
                 raise UserError(f"golden record {raw.get('name', '?')!r} has no {key!r}")
-            wanted, what = (str, "text") if key in ("name", "source", "dtype") else (dict, "a mapping")
+            wanted: type = dict
+            what = "a mapping"
+            if key in ("name", "source", "dtype"):
+                wanted = str
+                what = "text"
             if not isinstance(raw[key], wanted):
                 kind = type(raw[key]).__name__
                 raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected {what}")
@@ -193,7 +197,8 @@ class Record:
         """A check of a leaf that the record must contain, with float32's tolerance if the whole record is float32;
         `scale` and `where` as in `Check`."""
         if self.single:
-            rtol, atol = max(rtol, SINGLE[0]), max(atol, SINGLE[1])
+            rtol = max(rtol, SINGLE[0])
+            atol = max(atol, SINGLE[1])
         return Check(name, ours, self.leaves[name], rtol, atol, scale, where)
 
     def loss_checks(
@@ -204,12 +209,11 @@ class Record:
         The terms of the loss have either sign, and each is about as large as its gradient times max(1, |leaf|).
         """
         if tolerance is None:
-            within = self.tolerance()
-        else:
-            within = tolerance
+            tolerance = self.tolerance()
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
         scale = float((slope.abs() * leaf.detach().abs().clamp(min=1)).nan_to_num().sum())
-        return [self.expect("loss", value.detach(), *within, scale=scale), self.expect(gradient, slope, *within)]
+        loss = self.expect("loss", value.detach(), *tolerance, scale=scale)
+        return [loss, self.expect(gradient, slope, *tolerance)]
 
     @property
     def single(self) -> bool:
@@ -218,7 +222,8 @@ class Record:
 
     def tensor(self, name: str) -> Tensor:
         """An input as float64, or float32 where the whole record is."""
-        return as_tensor(self.inputs[name]).to(torch.float32 if self.single else torch.float64)
+        dtype = torch.float32 if self.single else torch.float64
+        return as_tensor(self.inputs[name]).to(dtype)
 
     def has(self, name: str) -> bool:
         """Return True if the record has the input."""

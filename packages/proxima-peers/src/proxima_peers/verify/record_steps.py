@@ -58,7 +58,8 @@ def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
 
 def _proximal(kind: Any, inputs: Numbers) -> Numbers:
     """`next_log_prob` for kind `next`, otherwise `proximal_log_prob`."""
-    _check_arguments(segment_wise_log_prob if kind == "next" else interpolated_proximal, inputs, beside=("kind",))
+    function = segment_wise_log_prob if kind == "next" else interpolated_proximal
+    _check_arguments(function, inputs, beside=("kind",))
     given: dict[str, Any] = inputs | {"current_version": int(inputs["current_version"])}
     if kind == "next":
         return {"next_log_prob": segment_wise_log_prob(**given)}

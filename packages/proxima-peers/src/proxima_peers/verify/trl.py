@@ -25,14 +25,29 @@ from proxima_peers.verify.variants import Changed, beyond_limit, given_weights, 
 SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
 TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
 ARGS = (
-    *("delta", "use_bias_correction_kl", "steps_per_generation", "sapo_temperature_pos", "sapo_temperature_neg"),
-    *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+    "delta",
+    "use_bias_correction_kl",
+    "steps_per_generation",
+    "sapo_temperature_pos",
+    "sapo_temperature_neg",
+    "vespo_k_pos",
+    "vespo_lambda_pos",
+    "vespo_k_neg",
+    "vespo_lambda_neg",
 )
 # Options that a trainer accepts; they don't affect a loss that does not read them.
 OPTIONS = (
-    *("loss_type", "importance_sampling_level", "top_entropy_quantile", "off_policy_mask_threshold", "use_vllm"),
-    *("vllm_importance_sampling_correction", "max_completion_length", "current_gradient_accumulation_steps"),
-    *("training", *ARGS, *(f"args.{name}" for name in ARGS)),
+    "loss_type",
+    "importance_sampling_level",
+    "top_entropy_quantile",
+    "off_policy_mask_threshold",
+    "use_vllm",
+    "vllm_importance_sampling_correction",
+    "max_completion_length",
+    "current_gradient_accumulation_steps",
+    "training",
+    *ARGS,
+    *(f"args.{name}" for name in ARGS),
 )
 REFUSED = ("entropy_coef", "use_adaptive_entropy", "aux_loss_enabled", "router_aux_loss_coef")
 
@@ -59,13 +74,16 @@ def trl_surrogate(p: Tracked) -> Any:
         defaults = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
         shape = _single(*(option(p, f"vespo_{name}", default) for name, default in defaults.items()))
         return Vespo(shape[0], max(shape[1], 1e-4), shape[2], max(shape[3], 1e-4))
-    low, delta = min(low, 1.0), option(p, "delta")  # a ratio is positive
+    low = min(low, 1.0)  # a ratio is positive
+    delta = option(p, "delta")
     if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0, the lower of delta and the clip (T3)
         high, delta = min(high, delta - 1), max(delta, 1 + high)
     if level == "token":
         return PpoClip(low, high, delta)
     form: Any = "token" if level == "sequence_token" else "sequence"
-    return (Luspo if kind == "luspo" else Gspo)(low, high, form, delta)
+    if kind == "luspo":
+        return Luspo(low, high, form, delta)
+    return Gspo(low, high, form, delta)
 
 
 def _single(*values: float) -> list[float]:
@@ -87,7 +105,8 @@ def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
     record = without_tools(record)
     p = record.params
-    kind, beta = p.get("loss_type", "dapo"), p.get("beta", 0.0)
+    kind = p.get("loss_type", "dapo")
+    beta = p.get("beta", 0.0)
     if kind not in AGGREGATES:
         raise UnsupportedRecord(f"no reading of loss_type {kind!r}")
     refuse_more(p)
@@ -108,7 +127,8 @@ def grpo(record: Record) -> Iterator[Attempt]:
     for size in range(1, len(triggers) + 1):
         for changes in combinations(triggers, size):
             loss = _changed(record, padded, (spec, aggregate, penalty), corrections, changes)
-            value = value_of(record, loss, len(padded.mask) if "T1" in changes else None)
+            rows = len(padded.mask) if "T1" in changes else None
+            value = value_of(record, loss, rows)
             yield ", ".join(changes), [*record.loss_checks(value, padded.leaf), *metrics]
 
 
@@ -131,7 +151,8 @@ def without_tools(record: Record) -> Record:
 
 def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any], penalty: Any) -> list[str]:
     """The peculiarities whose trigger is in the record."""
-    p, b = record.params, padded.b
+    p = record.params
+    b = padded.b
     kind = p.get("loss_type", "dapo")
     sequence = p.get("importance_sampling_level", "token") == "sequence"
     by_row = advantages_by_row(record)
@@ -165,15 +186,28 @@ def _changed(
     if "A5" in changes:
         spec = Changed(_own_advantage, spec)
     if "T9" in changes:
-        single = (Changed(single_entropy, c.share) if isinstance(c, TopEntropy) else c for c in corrections)
-        corrections = list(single)
-    if "T8" in changes:
-        corrections = [Changed(_by_token, c) if _is_off_policy(c) else c for c in corrections]
+        corrections = [_in_single_precision(correction) for correction in corrections]
+        if "T8" in changes:
+            corrections = [_of_both_signs(correction) for correction in corrections]
     if "T11" in changes:
         spec = Changed(lambda of_sequence, b: replace(of_sequence(b), unit="token"), spec)
     if "T5" in changes:
         penalty = Changed(_by_sequence, penalty)
     return loss_of(b, spec, aggregate, corrections, penalty, bounded="T4" not in changes)
+
+
+def _in_single_precision(correction: Any) -> Any:
+    """`top_entropy` as in TRL; any other correction as it is."""
+    if isinstance(correction, TopEntropy):
+        return Changed(single_entropy, correction.share)
+    return correction
+
+
+def _of_both_signs(correction: Any) -> Any:
+    """The off-policy mask as in TRL; any other correction as it is."""
+    if _is_off_policy(correction):
+        return Changed(_by_token, correction)
+    return correction
 
 
 def _by_sequence(spec: K3, b: PolicyBatch) -> Tensor:
@@ -222,23 +256,27 @@ def value_of(record: Record, loss: Loss, rows: int | None) -> Tensor:
     steps = accumulation(p)
     if p.get("loss_type", "dapo") not in TOKEN_NORMALISED:
         record.inputs.mark_irrelevant("num_items_in_batch")
-        return (loss.value if rows is None else loss.numerator / rows) / steps
+        value = loss.value if rows is None else loss.numerator / rows
+        return value / steps
     items = max(1.0, float(as_tensor(record.inputs["num_items_in_batch"])))
     share = option(p, "steps_per_generation", 1) if p.get("training", True) else 1
     return loss.numerator / (items * steps / share)
 
 
-OPTIONAL = (
-    *(("reference_logp", "reference_log_prob"), ("entropies", "entropy")),
-    *(("current_topk_logps", "top_k_log_prob"), ("sampling_topk_logps", "behavior_top_k_log_prob")),
-)
+OPTIONAL = {  # inputs of a record → fields of our batch
+    "reference_logp": "reference_log_prob",
+    "entropies": "entropy",
+    "current_topk_logps": "top_k_log_prob",
+    "sampling_topk_logps": "behavior_top_k_log_prob",
+}
 
 
 def rows_of(record: Record) -> Padded:
     fields = {"log_prob": record.tensor("logp"), "advantage": record.tensor("advantages")}
     # Without the rollout's log-probs the ratio is 1, with the current policy's gradient (T9).
-    fields["behavior_log_prob"] = record.tensor("behavior_logp" if record.has("behavior_logp") else "logp")
-    for theirs, ours in OPTIONAL:
+    behavior = "behavior_logp" if record.has("behavior_logp") else "logp"
+    fields["behavior_log_prob"] = record.tensor(behavior)
+    for theirs, ours in OPTIONAL.items():
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
     if "behavior_top_k_log_prob" in fields:  # the records have no ids: a token as likely as the top K counts as one
@@ -254,15 +292,17 @@ def _sampler_ratio(record: Record) -> Tensor | None:
     p = record.params
     for key in SAMPLER_RATIO:
         if record.has(key) and p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True):
-            ratio, like = record.tensor(key), record.tensor("logp")
-            return record.batch(log_prob=like, weight=ratio.expand(like.shape).contiguous()).b.weight
+            like = record.tensor("logp")
+            ratio = record.tensor(key).expand(like.shape).contiguous()
+            return record.batch(log_prob=like, weight=ratio).b.weight
     return None
 
 
 def _corrections(record: Record) -> list[Any]:
     p = record.params
     corrections: list[Any] = []
-    if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
+    ratio = _sampler_ratio(record) if p.get("loss_type") != "vespo" else None
+    if ratio is not None:
         corrections.append(Changed(given_weights, ratio))
     share = p.get("top_entropy_quantile", 1.0)
     if share < 1.0:

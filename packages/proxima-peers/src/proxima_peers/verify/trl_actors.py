@@ -87,7 +87,8 @@ def rloo(record: Record) -> Iterator[Attempt]:
     refuse_more(p)
     p.mark_irrelevant("beta", "training", "current_gradient_accumulation_steps")  # its KL is in the reward
     metrics = record.checks(rloo_numbers(record))
-    for limit in (False, True) if beyond_limit(gap) else (False,):
+    limits = (False, True) if beyond_limit(gap) else (False,)
+    for limit in limits:
         loss = loss_of(b, PpoClip(min(low, 1.0), high), TokenMean(), bounded=not limit)
         yield reasons(T4=limit), [*record.loss_checks(loss.value, leaf), *metrics]
 
@@ -98,7 +99,8 @@ def dppo(record: Record) -> Iterator[Attempt]:
     p = record.params
     padded = rows_of(record)
     beta = p.get("beta", 0.0)
-    low, high = p.get("epsilon_low", 0.15), p.get("epsilon_high", 0.15)
+    low = p.get("epsilon_low", 0.15)
+    high = p.get("epsilon_high", 0.15)
     spec = Dppo(p.get("divergence_type", "binary_tv"), high, low, p.get("clip_ratio_c", 20.0))
     check_needs(spec, padded.b)
     penalty = K3(beta) if beta else None
@@ -107,9 +109,7 @@ def dppo(record: Record) -> Iterator[Attempt]:
     assert padded.b.advantage is not None
     zero = padded.b.loss_mask & (padded.b.advantage == 0)
     variants: list[tuple[str | None, Any]] = [(None, spec)]
-    top, token = padded.b.top_k, padded.b.token
-    outside = top is not None and token is not None and bool((top != token[:, None])[padded.b.loss_mask].all(1).any())
-    if bool(zero.any()) or outside:
+    if bool(zero.any()) or _is_beyond_top_k(padded.b):
         variants.append(("T19", Changed(masked, spec, _keep_of_trl(spec, padded.b, zero))))
     for reason, variant in variants:
         loss = loss_of(padded.b, variant, TokenMean(), None, penalty)
@@ -120,6 +120,14 @@ def dppo(record: Record) -> Iterator[Attempt]:
         keep = padded.rows(loss.keep)
         checks = [*record.loss_checks(value, padded.leaf), record.expect("divergence_mask", keep)]
         yield reason, [*checks, *record.checks(dppo_numbers(record, keep != 0))]
+
+
+def _is_beyond_top_k(b: PolicyBatch) -> bool:
+    """Return True if a sampled token in the loss is not among the top K of its position."""
+    if b.top_k is None or b.token is None:
+        return False
+    differs = b.top_k != b.token[:, None]
+    return bool(differs[b.loss_mask].all(1).any())
 
 
 def _keep_of_trl(spec: Dppo, b: PolicyBatch, zero: Tensor) -> Tensor:
@@ -138,16 +146,19 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     low = p.get("clip_min")
     high = p.get("clip_max", 3.0)
     p.mark_irrelevant("use_vllm", "vllm_importance_sampling_correction")
-    proximal, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
+    proximal = record.tensor("old_logp")
+    sampling = record.tensor("sampling_logp")
     available = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
-    proximal, sampling = torch.where(available, proximal, 0.0), torch.where(available, sampling, 0.0)
+    proximal = torch.where(available, proximal, 0.0)
+    sampling = torch.where(available, sampling, 0.0)
     padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
     upper = float("inf") if high is None else high
     lower = 0.0 if low is None else low
     spec = Importance(level=level, bound=bound, upper=upper, lower=lower)
     theirs = as_tensor(record.expected["importance_sampling_ratio"])
-    weight, where = padded.rows(spec(padded.b).weight), padded.mask  # theirs is 1, bounded, at padding
+    weight = padded.rows(spec(padded.b).weight)
+    where = padded.mask  # theirs is 1, bounded, at padding
     if theirs.shape[1] == 1:  # one number per sequence: that of its first token
         weight = weight.gather(1, where.long().argmax(1, keepdim=True))
         where = where.any(1, keepdim=True)
@@ -162,7 +173,8 @@ def ppo_loss(record: Record) -> Iterator[Attempt]:
     policy = loss_of(padded.b, spec, TokenMean()).value
     value = record.tensor("vpreds").requires_grad_()
     inside = as_tensor(record.inputs["value_mask"]) != 0
-    before, target = record.tensor("values"), record.tensor("returns")
+    before = record.tensor("values")
+    target = record.tensor("returns")
     bounded = ValueLoss(p.get("cliprange_value", 0.2))
     token, own = bounded(value.flatten(), before.flatten(), target.flatten(), inside.flatten())
     critic = token.sum() / inside.sum()

@@ -20,7 +20,8 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer's advantage block."""
     p = record.params
     parts = as_tensor(record.inputs["rewards_per_func"])
-    weights = tuple(p.get("reward_weights") or [1.0] * parts.shape[1])
+    given = p.get("reward_weights")
+    weights = tuple(given) if given else (1.0,) * parts.shape[1]
     group = torch.arange(len(parts)) // p["num_generations"]
     scored = parts.isfinite()
     reward = (torch.where(scored, parts, 0.0) * torch.tensor(weights, dtype=torch.float64)).sum(1)
@@ -53,7 +54,9 @@ EXACT: Precision = (torch.float64, torch.float64)
 
 def _precision(record: Record) -> Precision:
     """TRL's precision: the quotient of two counts is float32, whatever the record's dtype."""
-    return torch.float32 if record.single else torch.float64, torch.float32
+    if record.single:
+        return torch.float32, torch.float32
+    return torch.float64, torch.float32
 
 
 def _advantage_block(
@@ -132,7 +135,8 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
     # The end token after the last one is a separate step where it fits; its value counts.
     steps = torch.arange(width) <= (last + 1)[:, None]
     gap = record.tensor("logp") - record.tensor("reference_logp")
-    kl = (K1(1.0) if p.get("kl_estimator", "k1") == "k1" else K3(1.0)).estimate(gap)
+    estimator: Any = K1(1.0) if p.get("kl_estimator", "k1") == "k1" else K3(1.0)
+    kl = estimator.estimate(gap)
     scores = place_scores(record.tensor("scores"), steps.flatten(), torch.arange(rows + 1) * width).view(rows, width)
     rewards = torch.where(mask, -p.get("kl_coef", 0.05) * kl, 0.0) + scores
     ends = torch.arange(rows + 1) * width
@@ -149,8 +153,10 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
         advantage = _whitened(raw, mask.flatten(), factor)
         return {"rewards": reward, "advantages": advantage, "returns": raw + values}
 
-    exact, theirs = numbers(torch.float64), numbers(torch.float32)
-    yield None, [record.expect(name, (exact[name].view(mask.shape), theirs[name].view(mask.shape))) for name in exact]
+    exact = numbers(torch.float64)
+    theirs = numbers(torch.float32)
+    both = {name: (exact[name].view(mask.shape), theirs[name].view(mask.shape)) for name in exact}
+    yield None, [record.expect(name, either) for name, either in both.items()]
 
 
 def _whitened(values: Tensor, mask: Tensor, factor: torch.dtype, *, shift: bool = True) -> Tensor:

@@ -28,7 +28,8 @@ def distillation(record: Record) -> Iterator[Attempt]:
     rows, width, vocabulary = student.shape
     ids = torch.arange(vocabulary).expand(rows * width, vocabulary)
     if top_k:
-        ids = (student if beta == 1 else teacher).detach().flatten(0, 1).topk(top_k).indices
+        likeliest = student if beta == 1 else teacher
+        ids = likeliest.detach().flatten(0, 1).topk(top_k).indices
     own, other = ((x / p.get("temperature", 1.0)).log_softmax(-1).flatten(0, 1) for x in (student, teacher))
     b = PolicyBatch(
         log_prob=own[:, 0],

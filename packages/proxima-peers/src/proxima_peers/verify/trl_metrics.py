@@ -26,7 +26,9 @@ def epsilons(p: Tracked) -> tuple[float, float]:
     """The clip range below and above 1; `epsilon_high` is `epsilon_low` unless given."""
     low = p.get("epsilon_low", 0.2)
     high = p.get("epsilon_high")
-    return low, low if high is None else high
+    if high is None:
+        high = low
+    return low, high
 
 
 def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
@@ -41,7 +43,8 @@ def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dic
             return x[:, 0].double()
         return (x & mask).sum(1).double() / mask.sum(1)
 
-    low_rows, high_rows = of_rows(low), of_rows(high)
+    low_rows = of_rows(low)
+    high_rows = of_rows(high)
     return {
         "clip_ratio/low_mean": loss_token_mean(low, mask),
         "clip_ratio/high_mean": loss_token_mean(high, mask),
@@ -55,12 +58,11 @@ def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
     """Mask [B, T], log-ratio [B, T] with 0 at padding, advantages [B, 1] or [B, T]."""
     mask = record.mask
     current = record.tensor("logp")
-    if record.has("behavior_logp"):
-        before = record.tensor("behavior_logp")
-    else:
-        before = current
+    before = record.tensor("behavior_logp") if record.has("behavior_logp") else current
     advantage = record.tensor("advantages")
-    return mask, torch.where(mask, current - before, 0.0), advantage[:, None] if advantage.dim() == 1 else advantage
+    if advantage.dim() == 1:
+        advantage = advantage[:, None]
+    return mask, torch.where(mask, current - before, 0.0), advantage
 
 
 def _common(record: Record, mask: Tensor, ratio: Tensor | float = 1.0) -> dict[str, Any]:
@@ -86,13 +88,11 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
         ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
     if level == "sequence_token":
         ratio = ratio.expand_as(log_ratio)
-    # corrected with the ratio before `delta` (T5)
-    numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl", True) else 1.0)
+    corrected = args.get("use_bias_correction_kl", True)
+    numbers = _common(record, mask, ratio if corrected else 1.0)  # the ratio before `delta` (T5)
     if kind in CLIPPED:
-        # T3
-        if args.get("delta") is None:
-            bounded = ratio
-        else:
+        bounded = ratio
+        if args.get("delta") is not None:  # T3
             bounded = ratio.clamp(max=args["delta"])
         numbers |= clip_shares(p, bounded - 1, advantage, mask)
     elif kind == "cispo":

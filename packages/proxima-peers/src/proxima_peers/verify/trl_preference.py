@@ -42,7 +42,9 @@ def dpo_loss(record: Record) -> Iterator[Attempt]:
 
     def summed(values: Tensor, side: str, alpha: float = alpha) -> Tensor:
         rows, width = masks[side].shape
-        other = lengths["rejected" if side == "chosen" else "chosen"]
+        other = lengths["chosen"]
+        if side == "chosen":
+            other = lengths["rejected"]
         edges = torch.arange(rows + 1) * width
         return completion_log_prob(values.flatten(), masks[side].flatten(), edges, other, alpha)
 
@@ -58,17 +60,23 @@ def dpo_loss(record: Record) -> Iterator[Attempt]:
     kinds = p.get("loss_type", "sigmoid")
     kinds = [kinds] if isinstance(kinds, str) else kinds
     weights = p.get("loss_weights") or [1.0] * len(kinds)
-    ignored = p.get("label_smoothing", 0.0) and "sigmoid" in kinds
-    for reason, smoothing in ((None, True), ("T12", False)) if ignored else ((None, True),):
+
+    def checks(*, smoothing: bool) -> list[Check]:
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
-        read = [whole if kind == "sft" else pairs for kind in kinds]
-        per_pair = sum((w * spec(batch) for w, spec, batch in zip(weights, specs, read, strict=True)), torch.zeros(()))
+        per_pair = torch.zeros(())
+        for kind, weight, spec in zip(kinds, weights, specs, strict=True):
+            batch = whole if kind == "sft" else pairs
+            per_pair = per_pair + weight * spec(batch)
         if p.get("use_weighting"):
             per_pair = per_pair * _on_policy(record, leaves, masks)
-        assert isinstance(per_pair, Tensor)
         numbers = {name: metric.value for name, metric in specs[0].metrics(pairs).items()}
         numbers |= {"logps/chosen": pairs.chosen.detach().mean(), "logps/rejected": pairs.rejected.detach().mean()}
-        yield reason, _dpo_checks(record, leaves, per_pair.mean(), numbers)
+        return _dpo_checks(record, leaves, per_pair.mean(), numbers)
+
+    ignored = p.get("label_smoothing", 0.0) and "sigmoid" in kinds
+    yield None, checks(smoothing=True)
+    if ignored:
+        yield "T12", checks(smoothing=False)
 
 
 def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tensor]) -> Tensor:
@@ -94,8 +102,9 @@ def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers
     scale = sum(float((slope * leaf.detach()).abs().sum()) for slope, leaf in pairs if slope is not None)
     checks = [record.expect("loss", loss.detach(), *loose, scale=scale)]
     for side, gradient in zip(leaves, gradients, strict=True):
-        slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
-        checks.append(record.expect(f"grad_{side}_logp", slope, *loose))
+        if gradient is None:
+            gradient = torch.zeros_like(leaves[side])
+        checks.append(record.expect(f"grad_{side}_logp", gradient, *loose))
     return [*checks, *record.checks(numbers)]
 
 
@@ -106,8 +115,8 @@ def kto(record: Record) -> Iterator[Attempt]:
     mask = record.mask
     rows, width = mask.shape
     edges = torch.arange(rows + 1) * width
-    both = (leaf, record.tensor("reference_logp"))
-    ours, theirs = (completion_log_prob(x.flatten(), mask.flatten(), edges) for x in both)
+    ours = completion_log_prob(leaf.flatten(), mask.flatten(), edges)
+    theirs = completion_log_prob(record.tensor("reference_logp").flatten(), mask.flatten(), edges)
     label = as_tensor(record.inputs["label"]) != 0
     kl = torch.zeros(())
     if record.has("kl_logps"):
@@ -131,9 +140,11 @@ def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) ->
 
 def reward_model_loss(record: Record) -> Iterator[Attempt]:
     """RewardTrainer.compute_loss"""
-    chosen, rejected = (record.tensor(name).requires_grad_() for name in ("chosen_rewards", "rejected_rewards"))
+    chosen = record.tensor("chosen_rewards").requires_grad_()
+    rejected = record.tensor("rejected_rewards").requires_grad_()
     margin = record.tensor("margin") if record.has("margin") else 0.0
-    token, metrics = RewardLoss(record.params.get("center_rewards_coefficient") or 0.0)(chosen, rejected, margin)
+    spec = RewardLoss(record.params.get("center_rewards_coefficient") or 0.0)
+    token, metrics = spec(chosen, rejected, margin)
     loss = token.mean()
     gradients = torch.autograd.grad(loss, [chosen, rejected])
     checks = [record.expect("loss", loss.detach()), record.expect("grad_chosen", gradients[0])]

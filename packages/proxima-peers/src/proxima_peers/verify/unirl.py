@@ -38,7 +38,9 @@ def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
     if kind == "DPPO":
         return Dppo("binary_tv", p.get("dppo_delta", 0.15))
     if kind == "DRPO":
-        return (Drpo if p.get("penalty_mu_weighted", True) else Spo)(p.get("drpo_epsilon", 12.5))
+        weighted = p.get("penalty_mu_weighted", True)
+        epsilon = p.get("drpo_epsilon", 12.5)
+        return Drpo(epsilon) if weighted else Spo(epsilon)
     if kind not in CLIP_RANGES:
         return None
     low, high = clip_ranges(p, kind)
@@ -53,14 +55,16 @@ def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
     schedule of an unknown name."""
     low = p.get("clip_range", CLIP_RANGES[kind])
     high = p.get("clip_range_high")
-    decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
-    if decay is not None and progress is None:
-        raise UnsupportedRecord(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
+    if high is None:
+        high = low
+    decay = DECAYS.get(p.get("clip_schedule", "constant"))
+    progress = p.get("training_progress")
     if decay is None:
-        share = 1.0
-    else:
-        share = decay(float(progress or 0))
-    return low * share, (low if high is None else high) * share
+        return low, high
+    if progress is None:
+        raise UnsupportedRecord(f"no reading of clip_schedule={p['clip_schedule']!r} without a training_progress")
+    share = decay(float(progress))
+    return low * share, high * share
 
 
 FIELDS = {"CPPO": "delta", "DPPO": "delta", "DRPO": "epsilon"}  # the field by which an algorithm is recognised
@@ -113,27 +117,27 @@ def losses(record: Record) -> Iterator[Attempt]:
     single = None
     if isinstance(spec, (Cppo, Dppo)):
         single = _with_single_mask(record, spec, every)
+    limits = [False]
     far = kind == "GRPO" and beyond_limit(b.log_prob - _known(b.behavior_log_prob))
-    far = far or (isinstance(spec, Gspo) and beyond_ten(every))
+    if far or (isinstance(spec, Gspo) and beyond_ten(every)):
+        limits.append(True)
+    variants: list[tuple[Any, Tensor]] = [(spec, spec(every).keep)]
+    if single is not None:
+        variants.append(single)
     masked = not bool(b.loss_mask.all())
-    rows = len(b.cu_seqlens) - 1
+    counted = len(leaf) if mode == "token-mean" else len(b.cu_seqlens) - 1
     empty = masked or bool((b.cu_seqlens.diff() == 0).any())
-    for edge in (None,) if single is None else (None, single):
-        variant, keep = (spec, spec(every).keep) if edge is None else edge
+    for variant, keep in variants:
         for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
-            for limit in (False, True) if far else (False,):
-                bare: Any
+            for limit in limits:
+                bare: Any = variant
                 if limit and isinstance(variant, Gspo):
                     bare = Changed(clamped_at_ten, variant)
-                else:
-                    bare = variant
                 loss = loss_of(batch, bare, aggregate, bounded=not limit)
-                denominator = loss.denominator
-                if of_all:
-                    denominator = torch.tensor(len(leaf) if mode == "token-mean" else rows)
+                denominator = torch.tensor(counted) if of_all else loss.denominator
                 value = loss.numerator / denominator
                 checks = _checks(record, b, spec, leaf, value, keep, clip_range)
-                yield reasons(reason, U6=limit, U1=edge), checks
+                yield reasons(reason, U6=limit, U1=variant is not spec), checks
 
 
 def _known(values: Tensor | None) -> Tensor:
@@ -150,9 +154,9 @@ def _readings(
         yield "U3", every, False
         if empty and mode != "token-mean" and kind == "GRPO":
             yield "U3, U4", every, True
-    elif masked:
-        yield "U3" if mode == "token-mean" else "U4", b, True
-    elif empty and mode != "token-mean" and kind != "GSPO":
+    elif masked and mode == "token-mean":
+        yield "U3", b, True
+    elif masked or (empty and mode != "token-mean" and kind != "GSPO"):
         yield "U4", b, True
 
 
@@ -174,13 +178,15 @@ def _checks(
     checks = theirs.loss_checks(value, leaf)
     if "keep" in record.expected:
         checks.append(Check("keep", keep.double(), concatenated(record.expected["keep"])))
-    names: dict[type, str] = {Cppo: "cppo_delta", Dppo: "dppo_delta", Drpo: "drpo_epsilon", Spo: "drpo_epsilon"}
-    name = names.get(type(spec), "clip_range")
-    if name == "clip_range":
-        bound = clip_range
+    numbers: dict[str, Any] = {"policy_loss": value.detach()}
+    if isinstance(spec, Cppo):
+        numbers["cppo_delta"] = spec.delta
+    elif isinstance(spec, Dppo):
+        numbers["dppo_delta"] = spec.delta
+    elif isinstance(spec, Drpo | Spo):
+        numbers["drpo_epsilon"] = spec.epsilon
     else:
-        bound = getattr(spec, name.partition("_")[2])
-    numbers = {"policy_loss": value.detach(), name: bound}
+        numbers["clip_range"] = clip_range
     numbers |= numbers_of(spec, b, keep)
     return [*checks, *record.checks(numbers, atol=1e-9)]
 
@@ -215,9 +221,10 @@ def _clip_numbers(gap: Tensor, spec: Any) -> dict[str, Any]:
     ratio = gap.exp()
     above = ratio - 1 > spec.epsilon_high
     below = 1 - ratio > spec.epsilon_low
+    spread = ratio.std() if len(ratio) > 1 else 0.0
     return {
         "ratio_mean": ratio.mean(),
-        "ratio_std": ratio.std() if len(ratio) > 1 else 0.0,
+        "ratio_std": spread,
         "ratio_min": ratio.min(),
         "ratio_max": ratio.max(),
         "clip_fraction": (above | below).double().mean(),
@@ -258,19 +265,18 @@ def normalizers(record: Record) -> Iterator[Attempt]:
     reward = as_tensor(record.inputs["rewards"])
     members = record.inputs.get("group_indices")
     group = torch.zeros(len(reward), dtype=torch.long)
-    for label, rows in enumerate(members or []):
-        group[rows] = label
-    grouped = members is not None
     epsilon = p.get("epsilon", 1e-8)
-    if grouped:
-        share = p.get("trim_outliers_ratio", 0.0)
-    else:
-        share = 0.0
+    share = 0.0
     scale: Any = "group"
-    if grouped and p.get("use_global_std", False):
-        scale = "batch"
+    if members is not None:
+        for label, rows in enumerate(members):
+            group[rows] = label
+        share = p.get("trim_outliers_ratio", 0.0)
+        if p.get("use_global_std", False):
+            scale = "batch"
     if share > 0:
-        ours = trimmed(reward, group, share, reward.std() if scale == "batch" else None, epsilon)
+        std = reward.std() if scale == "batch" else None
+        ours = trimmed(reward, group, share, std, epsilon)
     else:
         ours = Grpo(scale, epsilon)(Outcomes.of(reward, group))
     if p.get("clip_max") is not None:
@@ -290,5 +296,6 @@ def trimmed(reward: Tensor, group: Tensor, share: float, std: Tensor | None, eps
         else:
             inner = ordered
         spread = Spread.over(inner, torch.ones_like(inner, dtype=torch.bool), "sample_std")
-        out[members] = (reward[members] - spread.mean) / ((spread.value if std is None else std) + epsilon)
+        deviation = spread.value if std is None else std
+        out[members] = (reward[members] - spread.mean) / (deviation + epsilon)
     return out

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -38,7 +38,10 @@ def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
 
 def reasons(first: str | None = None, /, **causes: Any) -> str | None:
     """Join `first` and the ids of the peculiarities that apply; None, our own definition, if there are none."""
-    return ", ".join(filter(None, (first, *(name for name, there in causes.items() if there)))) or None
+    names = [name for name, applies in causes.items() if applies]
+    if first:
+        names.insert(0, first)
+    return ", ".join(names) or None
 
 
 def loss_of(
@@ -46,7 +49,9 @@ def loss_of(
 ) -> PolicyLoss:
     """`policy_loss` of a record's batch; without our bound on log-ratios unless `bounded`."""
     blocks: dict[str, Any] = {"aggregate": aggregate, "correction": correction, "penalty": penalty}
-    with nullcontext() if bounded else unclamped():
+    if bounded:
+        return policy_loss(b, surrogate=spec, **blocks, check=False)
+    with unclamped():
         return policy_loss(b, surrogate=spec, **blocks, check=False)
 
 

@@ -29,7 +29,8 @@ class Difference:
             value = check.ours[0]
         else:
             value = check.ours
-        ours, theirs = as_tensor(value), as_tensor(check.theirs)
+        ours = as_tensor(value)
+        theirs = as_tensor(check.theirs)
         if ours.shape != theirs.shape:
             return cls(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), [])
         far = check.distance(ours, theirs)
@@ -90,4 +91,5 @@ def judge(name: str, attempts: Iterable[Attempt]) -> RecordVerdict:
     wrong = sorted((check for check in nearest if check.error), key=lambda check: check.error, reverse=True)
     text = ", ".join(f"{check.name} off by {check.error:.3g}" for check in wrong[:3]) or "nothing to compare"
     differences = tuple(Difference.of(check) for check in nearest if check.error)
-    return RecordVerdict(name, "failed" if nearest else "unsupported", text, compared, differences)
+    status = "failed" if nearest else "unsupported"
+    return RecordVerdict(name, status, text, compared, differences)

@@ -26,7 +26,8 @@ def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVe
     if adapter is None:
         return unsupported(record, f"no adapter for source {record.source!r}")
     try:
-        verdict = judge(record.name, by_hand(record, import_code) if adapter is by_hand else adapter(record))
+        attempts = by_hand(record, import_code) if adapter is by_hand else adapter(record)
+        verdict = judge(record.name, attempts)
     except KeyError as error:
         return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
     except UnsupportedRecord as error:

@@ -334,9 +334,11 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
     rewards = torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, shaped.reward.double())
     empty = not bool(shaped.some.all())
     beta = p["init_kl_coef"]
-    for of_all in (False, True) if empty else (False,):
+    means = (False, True) if empty else (False,)
+    updates = (False, True) if len(mask) > adaptive.horizon else (False,)
+    for of_all in means:
         mean = float(shaped.kl.mean()) if of_all else shaped.mean_kl
-        for unbounded in (False, True) if len(mask) > adaptive.horizon else (False,):
+        for unbounded in updates:
             after = _next_coefficient(adaptive, beta, mean, len(mask), unbounded=unbounded)
             # verl divides a row by n + 1e-8, and the coefficient multiplies the error
             scale = beta * max(1.0, len(mask) / adaptive.horizon) * float(shaped.kl.abs().max()) / adaptive.target
