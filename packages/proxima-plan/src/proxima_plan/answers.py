@@ -52,7 +52,8 @@ def planned(
     if not plan.memory.fits:
         remedy = remedies(resolved, overrides, devices, mean)
         if remedy is not None:
-            waits["fits_with"], notes = remedy[0], [*_remedy(*remedy), *notes]
+            waits["fits_with"] = remedy[0]
+            notes = [*_remedy(*remedy), *notes]
     return plan.as_json() | waits, "\n".join([trained_block(resolved), "", *_lines(plan, steps), *notes])
 
 
@@ -63,6 +64,9 @@ def proposed(resolved: Resolved[Any], devices: Devices, mean: float | None) -> A
     below = list[str]()
     for number, plan in enumerate(proposals(resolved, devices, mean), 1):
         words = words_of(plan, resolved)
+        title = f"  {number}  {plan.layout}"
+        if "runtime.max_lag=1" in words:
+            title += "; trains on completions of the step before"
         facts.append({"words": words, **plan.as_json()})
         rows.append(
             {
@@ -73,17 +77,15 @@ def proposed(resolved: Resolved[Any], devices: Devices, mean: float | None) -> A
                 "binds": plan.binds,
             }
         )
-        if "runtime.max_lag=1" in words:
-            note = "; trains on completions of the step before"
-        else:
-            note = ""
-        below += ["", f"  {number}  {plan.layout}{note}", f"     {' '.join(words)}"]
+        below += ["", title, f"     {' '.join(words)}"]
     return facts, "\n".join([trained_block(resolved), "", table_text(rows, sys.stdout, left=("binds",)), *below])
 
 
 def _lines(plan: StepPlan, steps: int) -> list[str]:
     """The plan of a layout: a line for each stage, then memory and network traffic. `steps`: of the run; 0: unknown."""
-    load, memory, micro = plan.load, plan.memory, plan.micro_batch
+    load = plan.load
+    memory = plan.memory
+    micro = plan.micro_batch
     engine, trainer = plan.sides
     kind = plan.recipe.devices.kind
     lines = [f"layout   {plan.layout}, on {plan.recipe.devices}"]
@@ -94,11 +96,10 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     if idle > 0:
         lines.append(f"idle     {idle} of {plan.recipe.devices.count} devices: the layout takes {plan.layout.devices}")
     if memory.fits:
+        step = f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds"
         if plan.overlaps:
-            how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}"
-        else:
-            how = ""
-        lines.append(f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds{how}")
+            step += f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}"
+        lines.append(step)
         lines += _stages(plan)
         if load.generates and not plan.layout.in_process:
             first = plan.times.first_sync()
@@ -109,14 +110,12 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
         lines += _refusal(plan)
     elif 0 < micro < load.micro_tokens:
         lines.append(f"step     none: it does not fit, but with train.tokens_per_micro_batch={micro}")
-    elif slots := _slots_that_fit(plan):
-        lines.append(f"step     none: it does not fit, but with engine.slots={slots}")
+    elif _slots_that_fit(plan):
+        lines.append(f"step     none: it does not fit, but with engine.slots={_slots_that_fit(plan)}")
+    elif load.generates:
+        lines.append("step     none: it does not fit; --propose searches for layouts that do")
     else:
-        if load.generates:
-            other = "--propose searches for layouts that do"
-        else:
-            other = "take more devices or larger ones"
-        lines.append(f"step     none: it does not fit; {other}")
+        lines.append("step     none: it does not fit; take more devices or larger ones")
     lines += _memory(plan, micro)
     sent: dict[str, float] = {}
     for stage in plan.stages:
@@ -145,7 +144,9 @@ def _slots_that_fit(plan: StepPlan) -> int:
     rows = padded_rows(asked)
     most = (1 - MARGIN) * memory.memory
     fitting = int((most - memory.needed + cache) / (cache / rows)) // 8 * 8
-    return fitting if 0 < fitting < asked else 0
+    if 0 < fitting < asked:
+        return fitting
+    return 0
 
 
 def _refusal(plan: StepPlan) -> list[str]:
@@ -177,10 +178,12 @@ def _refusal(plan: StepPlan) -> list[str]:
 
 def _others(layout: DeviceLayout) -> str:
     """What shares a device with a server."""
-    others = ["the driver", *(["the ranks"] if layout.colocated else []), *(["other servers"] * (layout.stacked > 1))]
-    if len(others) > 1:
-        return " and ".join(others[1:] or others)
-    return "driver and kernels"
+    others = []
+    if layout.colocated:
+        others.append("the ranks")
+    if layout.stacked > 1:
+        others.append("other servers")
+    return " and ".join(others) or "driver and kernels"
 
 
 def _words_that_start(plan: StepPlan) -> str:
@@ -197,8 +200,9 @@ def _words_that_start(plan: StepPlan) -> str:
         return ""
     if not engine.source.startswith("engine."):
         return f"{engine.source} {share:g} on its command line"
-    with_argument = engine.source != GPU_MEMORY
-    return f"{GPU_MEMORY}={share:g}{f', without --gpu-memory-utilization in {ARGUMENTS}' if with_argument else ''}"
+    if engine.source != GPU_MEMORY:
+        return f"{GPU_MEMORY}={share:g}, without --gpu-memory-utilization in {ARGUMENTS}"
+    return f"{GPU_MEMORY}={share:g}"
 
 
 def _stages(plan: StepPlan) -> list[str]:
@@ -219,14 +223,14 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
     memory = plan.memory
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
     cpu = plan.recipe.devices.kind.name == CPU
+    fits = "fits" if memory.fits else "does not fit"
     where = "for each rank" if cpu else "on a device"
-    lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} {where}, by the {memory.source}"]
+    lines = [f"memory   {fits}: {total} {where}, by the {memory.source}"]
     lines.append(f"         a rank: {_sizes(memory.trainer)}")
     if memory.engine:
+        running = "no room for the longest completion"
         if memory.slots:
             running = f"{memory.slots:,} completions at once"
-        else:
-            running = "no room for the longest completion"
         where = "the engine" if plan.layout.in_process else "a server"
         lines.append(f"         {where}: {_sizes(memory.engine)}; {running}")
         if memory.share:
@@ -236,7 +240,8 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
     if plan.load.generates and not plan.layout.in_process:
         recipe = plan.recipe
-        first, later = (sync_memory(recipe.spec, recipe.model, plan.layout, first=first) for first in (True, False))
+        first = sync_memory(recipe.spec, recipe.model, plan.layout, first=True)
+        later = sync_memory(recipe.spec, recipe.model, plan.layout, first=False)
         lines.append(f"         a rank sends weights with {later / GIB:,.2f} GiB, the first with {first / GIB:,.2f}")
     host = plan.host_memory
     lines.append(f"         host of rank 0: {sum(host.values()) / GIB:,.0f} GiB: {_sizes(host)}")
@@ -244,8 +249,9 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
         lines.append(f"         reward models: {plan.load.beside / GIB:,.2f} GiB")
     context = "Python and torch" if cpu else "driver and kernels"
     lines.append(f"         and {CONTEXT / GIB:.0f} GiB of {context}, {FRAGMENTED:.0%} of a rank for fragments")
-    none = "none: the longest sequence does not fit a rank, or an engine does not"
-    largest = f"of {micro:,} tokens" if micro else none
+    largest = f"of {micro:,} tokens"
+    if not micro:
+        largest = "none: the longest sequence does not fit a rank, or an engine does not"
     lines.append(f"         largest micro-batch {largest}; it has {plan.load.micro_tokens:,}")
     return lines
 

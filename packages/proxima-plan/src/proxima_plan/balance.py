@@ -34,7 +34,8 @@ def slowest(lengths: Sequence[float], shares: int, budget: int, pair_cost: float
         lengths: tokens of the sequences. budget: tokens of a micro-batch.
         pair_cost: of a token's attention to another one, see `deal`.
     """
-    tokens, squares = sum(lengths), sum(length * length for length in lengths)
+    tokens = sum(lengths)
+    squares = sum(length * length for length in lengths)
     if shares == 1:
         return Slowest(1.0, 1.0, max(1, math.ceil(tokens / max(budget, *lengths))))
     costs = np.array([length + pair_cost * length * length / 2 for length in lengths])

@@ -62,26 +62,28 @@ def plan(
     if several and (len(lag) > 1 or 0 in lag):
         raise UserError(f"--lag {','.join(map(str, lag))}: must be one number >= 1 with several numbers of devices")
     if (exact or propose) and (several or simulated):
-        raise UserError(f"--{'exact' if exact else 'propose'}: plans one number of devices, without --lag")
+        option = "exact" if exact else "propose"
+        raise UserError(f"--{option}: plans one number of devices, without --lag")
     if exact and propose:
         raise UserError("--exact: counts one layout, and --propose estimates many; leave one of the two out")
     if simulated and not lag and not several:
-        raise UserError(f"--{'score' if fitted is None else 'from'}: is of a simulation", remedy="add --lag 0,1,2,4")
+        option = "score" if fitted is None else "from"
+        raise UserError(f"--{option}: is of a simulation", remedy="add --lag 0,1,2,4")
     if fitted is not None and mean_length is not None:
         raise UserError("--mean-length: the lengths are those of --from; leave out one of the two")
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)
-    if asked is None:
-        ours = devices_here(resolved.config)
-    else:
-        ours = asked[0]
-    fits = True
+    measured = devices_here(resolved.config) if asked is None else None
     if several or lag:
-        assumed = assumptions(mean_length, fitted, score, ours if asked is None else None, import_code=import_code)
+        assumed = assumptions(mean_length, fitted, score, measured, import_code=import_code)
+    fits = True
+    ours = asked[0] if asked is not None else measured
+    assert ours is not None
     if several:
         assert asked is not None
-        facts, text = scaled(resolved, asked, assumed, lag[0] if lag else 1)
+        ahead = lag[0] if lag else 1
+        facts, text = scaled(resolved, asked, assumed, ahead)
     elif lag:
         facts, text = lagging(resolved, ours, assumed, lag)
     elif propose:

@@ -3,7 +3,7 @@
 import math
 import re
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -149,7 +149,10 @@ def nearest_kind(name: str, memory: float) -> DeviceKind | None:
 def device_rates(*over: str) -> Rates:
     """Return the rates of accelerators, with those of other tables of the file over them."""
     tables = _tables()
-    return replace(Rates(**tables["rates"]), **{name: value for table in over for name, value in tables[table].items()})
+    rates = dict(tables["rates"])
+    for table in over:
+        rates |= tables[table]
+    return Rates(**rates)
 
 
 def read_devices(text: str) -> list[Devices]:
@@ -160,7 +163,11 @@ def read_devices(text: str) -> list[Devices]:
         UserError: the text is not of that form, the device is not in the table, or a number is out of range.
     """
     match = re.fullmatch(r"(?:(\d[\d,-]*)[x×])?(.+)", text.strip())
-    numbers, name = (match[1] or "1", match[2]) if match else ("1", text)
+    numbers = "1"
+    name = text
+    if match:
+        numbers = match[1] or "1"
+        name = match[2]
     kinds = device_kinds()
     kind = kinds.get(name.upper())
     if kind is None:
@@ -173,7 +180,11 @@ def read_devices(text: str) -> list[Devices]:
     counts = set[int]()
     for part in numbers.split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
+        low = 0
+        high = 0
+        if ends:
+            low = int(ends[1])
+            high = int(ends[2] or ends[1])
         if not 1 <= low <= high <= MOST:
             raise UserError(f"--devices {text}: {part!r} must be a number in [1, {MOST:,}], or two, the larger last")
         counts.update(low * 2**i for i in range((high // low).bit_length()))

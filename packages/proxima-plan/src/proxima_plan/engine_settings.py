@@ -1,7 +1,6 @@
 """What memory and speed of an engine depend on: fields of the recipe, its servers' arguments, and their defaults."""
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -14,9 +13,12 @@ from proxima.engine import ENGINES
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve.launch import SIZES, Serve
 
-VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88  # of a device, of servers that somebody else starts without an option
+VLLM_SHARE = 0.9  # of a device, of servers that somebody else starts without an option, as the next
+SGLANG_SHARE = 0.88
 SERVED_CACHE = 4  # GiB, of vLLM on a CPU that somebody else starts
-GPU_MEMORY, CACHE_GIB, ARGUMENTS = "engine.serve.gpu_memory", "engine.serve.cache_gib", "engine.serve.arguments"
+GPU_MEMORY = "engine.serve.gpu_memory"
+CACHE_GIB = "engine.serve.cache_gib"
+ARGUMENTS = "engine.serve.arguments"
 EIGHT_BIT = ("fp8", "int8", "experts_int8", "modelopt", "ptpc")  # beginnings of the names of quantised weights
 FOUR_BIT = ("awq", "gptq", "bitsandbytes", "mxfp4", "nvfp4", "modelopt_fp4")
 
@@ -94,10 +96,9 @@ class EngineSettings:
         if self.remote:
             notes.append("engine.url is another machine: its servers are planned as a device of this kind each")
         if self.served and not self.source.startswith("engine."):
+            default = f"{self.source}={self.share:g}"
             if cpu:
                 default = f"a cache of {self.cpu_cache // 2**30} GiB"
-            else:
-                default = f"{self.source}={self.share:g}"
             notes.append(f"the servers at engine.url are taken to run with {default}, the default")
         return notes
 
@@ -149,10 +150,13 @@ NO_MEMORY = {"--enable-sleep-mode": bool, "--host": str, "--seed": int}
 
 def _plain(words: Sequence[str]) -> list[str]:
     """The words with the names of options as `--max-num-seqs`; vLLM reads underscores, too."""
-    named = (word.partition("=") for word in words)
-    return [
-        "".join((name.replace("_", "-") if name.startswith("--") else name, sign, value)) for name, sign, value in named
-    ]
+    plain = []
+    for word in words:
+        name, sign, value = word.partition("=")
+        if name.startswith("--"):
+            name = name.replace("_", "-")
+        plain.append(f"{name}{sign}{value}")
+    return plain
 
 
 def kept_arguments(words: Sequence[str]) -> list[str]:
@@ -174,27 +178,38 @@ def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
         return EngineSettings(kind=kind, weight_bytes=size, layer_bytes=size, key_bytes=size, slots=slots)
     started = engine.serve is not None or bool(getattr(config.placement, "engines", 0))
     serve = engine.serve or Serve()
+    arguments = serve.arguments if started else ()
     try:
-        given, rest = _parser(OPTIONS).parse_known_args(_plain(serve.arguments if started else ()))
+        given, rest = _parser(OPTIONS).parse_known_args(_plain(arguments))
         unread = tuple(word for word in _parser(NO_MEMORY).parse_known_args(rest)[1] if word.startswith("-"))
     except FieldError as error:
         raise FieldError(ARGUMENTS, list(serve.arguments), f"{error.value}: {error.requirement}") from error
-    dtype = given.dtype or (serve.dtype if started else "auto")
+    if started:
+        dtype = given.dtype or serve.dtype
+        limit = given.max_model_len or serve.max_length
+        split = (given.tensor_parallel_size or 1) * (given.pipeline_parallel_size or 1)
+        cpu_cache = serve.cache_gib
+    else:
+        dtype = given.dtype or "auto"
+        limit = given.max_model_len
+        split = 0
+        cpu_cache = SERVED_CACHE
+    if not limit:
+        limit = min(filter(None, (config.model.max_length, longest)), default=0)
     size = 4 if dtype in ("float32", "float") else 2
-    own = min(config.model.max_length or math.inf, longest or math.inf)
-    limit = given.max_model_len or (serve.max_length if started else None) or (0 if own == math.inf else int(own))
+    eager = serve.eager if given.enforce_eager is None else given.enforce_eager
     common = {
-        "split": (given.tensor_parallel_size or 1) * (given.pipeline_parallel_size or 1) if started else 0,
+        "split": split,
         "copies": given.data_parallel_size or 1,
         "weight_bytes": size,
         "layer_bytes": _quantised(given.quantization or engine.quantization, size),
         "key_bytes": _cached(given.kv_cache_dtype or "auto", size),
         "cache": given.kv_cache_memory_bytes,
-        "cpu_cache": 2**30 * (serve.cache_gib if started else SERVED_CACHE),
+        "cpu_cache": 2**30 * cpu_cache,
         "slots": min(filter(None, (given.max_num_seqs, engine.max_running)), default=None),
         "max_length": int(limit),
         "batched": given.max_num_batched_tokens,
-        "eager": bool(serve.eager if given.enforce_eager is None else given.enforce_eager),
+        "eager": bool(eager),
         "unread": unread,
         "kind": engine.dialect().kind,
         "transfer": engine.transfer,
@@ -239,4 +254,6 @@ def _cached(name: str, size: float) -> float:
         return size
     if "4bit" in name or "4over6" in name or name.startswith(("nvfp4", "int4")):
         return 0.5
-    return 1 if name.startswith(("fp8", "int8")) else 2
+    if name.startswith(("fp8", "int8")):
+        return 1
+    return 2

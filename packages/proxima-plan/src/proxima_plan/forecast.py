@@ -58,9 +58,8 @@ class PlannedRecipe:
             most, field = longest_of(sources_of(config.task), config.sampling)
             if mean is not None and not 1 <= mean <= most:
                 raise UserError(f"--mean-length {mean:g} must be in [1, {field}={most}]")
-            if own is None:
-                context = 0
-            else:
+            context = 0
+            if own is not None:
                 context = getattr(own.get_text_config(), "max_position_embeddings", None) or 0
             load = load_of(config, estimate.batch, model, mean, spread, context)
             estimate.notes += load.engine.notes(cpu=devices.kind.name == CPU)
@@ -81,7 +80,9 @@ class PlannedRecipe:
         """Plan a layout, with the recipe's load or another one. `counted`: bytes of a rank, from a rehearsal."""
         load = load or self.load
         memory = device_memory(self.spec, self.model, layout, load, self.devices.kind, counted)
-        return StepPlan(self, layout, replace(load, lag=0) if layout.colocated else load, memory)
+        if layout.colocated:
+            load = replace(load, lag=0)
+        return StepPlan(self, layout, load, memory)
 
     def plans(self, layouts: Iterable[DeviceLayout], load: Load) -> list["StepPlan"]:
         """Plan those of the layouts that are possible for the model."""
@@ -110,20 +111,27 @@ class StepPlan:
     def times(self) -> StageTimes:
         """The durations of stages on this layout."""
         spec = self.recipe.spec
+        gathered = BYTES[spec.dtype]
+        if self.layout.sharding.param_dtype == "bfloat16":
+            gathered = 2
+        adapter = None
+        if spec.lora is not None:
+            adapter = self.recipe.model.adapter or 0
         return StageTimes(
             self.recipe.model,
             self.layout,
             self.recipe.devices.kind,
             self.load,
             master=BYTES[spec.dtype],
-            gathered=2 if self.layout.sharding.param_dtype == "bfloat16" else BYTES[spec.dtype],
-            adapter=None if spec.lora is None else self.recipe.model.adapter or 0,
+            gathered=gathered,
+            adapter=adapter,
         )
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Those of the engines and of the trainer, in order."""
-        times, load = self.times, self.load
+        times = self.times
+        load = self.load
         stages = _training(times, load)
         if load.generates:
             generated = generation(times.engine_alone(), max(1, self.memory.slots))
@@ -133,7 +141,9 @@ class StepPlan:
     @property
     def seconds(self) -> float:
         """Seconds of a step: the sum of the stages or, if they overlap, the slower of the two sides."""
-        return max(self.sides) if self.overlaps else sum(self.sides)
+        if self.overlaps:
+            return max(self.sides)
+        return sum(self.sides)
 
     @property
     def overlaps(self) -> bool:
@@ -191,10 +201,9 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
     share = load.passes / load.updates
     whole = _drawn(load, load.trained)
     part = _drawn(load, share * load.trained)
+    stages = []
     if load.forwards:
-        stages = [times.forward(whole).repeated(load.forwards)]
-    else:
-        stages = []
+        stages.append(times.forward(whole).repeated(load.forwards))
     stages.append(times.update(part).repeated(load.updates))
     if load.critic is not None:
         critic = replace(times, model=load.critic, adapter=None)
@@ -218,7 +227,8 @@ def _drawn(load: Load, count: float) -> Sequences:
 def generation(times: StageTimes, slots: int) -> Stage:
     """Return the generation stage of engines with equal parts. A completion that begins when a step ends is trained on
     `lag` steps later, and that step waits for it: the completions of `lag` steps are generated in the time of these."""
-    layout, load = times.layout, times.load
+    layout = times.layout
+    load = times.load
     steps = load.lag if load.lag and not layout.colocated else 1
     lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
     return times.generate(lengths, load.prompt, load.group, slots).repeated(1 / steps)
@@ -258,7 +268,9 @@ def attention_path(spec: ModelConfig, kind: DeviceKind, load: Load) -> str:
     halves = spec.compute_dtype in ("bfloat16", "float16")
     if halves and spec.attention in ("auto", "varlen") and not kind.name.startswith("MI"):
         return "flash2"
-    return "masked" if load.shared and spec.attention != "padded" else "sdpa"  # a shared prompt needs a mask
+    if load.shared and spec.attention != "padded":  # a shared prompt needs a mask
+        return "masked"
+    return "sdpa"
 
 
 def devices_here(config: Any) -> Devices:
@@ -278,10 +290,7 @@ def memory_of_run(resolved: Resolved[Any], device: torch.device) -> int:
     total = torch.cuda.get_device_properties(device).total_memory / GIB
     kind = nearest_kind(torch.cuda.get_device_name(device), total) or replace(device_kinds()[USUAL], name="a GPU")
     placement = resolved.config.placement
-    if PLACEMENTS.holds(placement, "ray"):
-        count = MOST
-    else:
-        count = placed_ranks(placement)
+    count = MOST if PLACEMENTS.holds(placement, "ray") else placed_ranks(placement)
     plan = plan_recipe(resolved, Devices(replace(kind, memory=total), count))
     return sum(plan.memory.trainer.values())
 

@@ -23,16 +23,16 @@ def host_memory(model: ModelFacts, layout: DeviceLayout, memory: DeviceMemory, l
     servers = 0
     if load.generates and not (layout.in_process or layout.elsewhere):
         devices = layout.engines * layout.engine_devices
-        servers = min(devices, layout.node if layout.colocated else max(0, layout.node - ranks))
+        here = layout.node if layout.colocated else max(0, layout.node - ranks)
+        servers = min(devices, here)
     process = ON_CPU if kind == CPU else PROCESS
     asleep = layout.colocated and not layout.awake and servers > 0
     sleeping = memory.engine.get(WEIGHTS, 0) if asleep else 0  # of each device
     states = (memory.host - sleeping) * ranks
     served = load.generates and not layout.in_process
+    way = ""
     if served:
         way = load.engine.way(adapters=False, colocated=layout.colocated, cpu=kind == CPU)
-    else:
-        way = ""
     batch = round(load.sequences * (load.mean + load.prompt) * TOKEN)
     kinds = {
         "processes": process * (ranks + servers),

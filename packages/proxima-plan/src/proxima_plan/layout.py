@@ -71,7 +71,8 @@ class DeviceLayout:
     @property
     def parts(self) -> int:
         """The number of ranks that weights and optimizer state are split over."""
-        sharding, ranks = self.sharding, self.ranks
+        sharding = self.sharding
+        ranks = self.ranks
         if sharding.kind == "hybrid":
             return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", self.node)))
         if sharding.kind == "full":
@@ -119,12 +120,13 @@ class DeviceLayout:
         else:
             ranks = "1 rank"
         if self.in_process:
-            return f"{ranks}, {'of which rank 0' if self.ranks > 1 else 'which'} generates too"
+            which = "of which rank 0" if self.ranks > 1 else "which"
+            return f"{ranks}, {which} generates too"
+        of = ""
         if self.engine_devices > 1:
             of = f" of {self.engine_devices} devices"
-        else:
-            of = ""
-        of += f", weights on {self.split} of them," if self.split not in (0, self.engine_devices) else ""
+        if self.split not in (0, self.engine_devices):
+            of += f", weights on {self.split} of them,"
         engines = f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
         if self.elsewhere:
             where = "elsewhere"

@@ -28,14 +28,19 @@ GRADIENTS = "gradients"
 OPTIMIZER = "optimizer"
 ACTIVATIONS = "activations"
 FROZEN = "frozen models"
-COMPUTES, CACHE, SPARE = "activations and graphs", "KV cache", "spare cache"  # of an engine
+COMPUTES = "activations and graphs"  # of an engine, as the next two
+CACHE = "KV cache"
+SPARE = "spare cache"
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
 MARGIN = 0.05  # of a device that a proposal leaves free: the formula has been that far below what an allocator holds
-ROOM, MOST_RUNNING = 0.9, 1024  # most of a device that a plan gives a server; completions of an engine without a limit
+ROOM = 0.9  # most of a device that a plan gives a server
+MOST_RUNNING = 1024  # completions of an engine without a limit
 STARTED = GIB // 2  # what a device that computes nothing yet has taken, of which a server gets no share
 GRAPHS = GIB  # of the CUDA graphs of a server, assumed
 SAMPLED = 10  # bytes of a logit while a server samples: in bfloat16, in float32, and its log-prob
-LARGE, MANY, FEW = 70, (8192, 1024), (2048, 256)  # GiB; vLLM's tokens of a step and completions at once, from there on
+LARGE = 70  # GiB of a device from which on vLLM's tokens of a step and completions at once are MANY, below FEW
+MANY = (8192, 1024)
+FEW = (2048, 256)
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
 
 
@@ -88,7 +93,9 @@ class DeviceMemory:
         there is none."""
         room = self.room / self.memory - MARGIN
         share = min(math.floor(100 * ROOM), math.floor(100 * room)) / 100
-        return share if share * self.memory >= self.least else 0.0
+        if share * self.memory < self.least:
+            return 0.0
+        return share
 
 
 def trainer_memory(
@@ -124,10 +131,17 @@ def _states(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, optimizer: Any, *, alone: bool
 ) -> dict[str, int]:
     """The bytes of weights, gradients and the optimizer's state. `alone`: of an update with one micro-batch."""
-    trained, element = (model.adapter or 0, 4) if spec.lora is not None else (model.parameters, BYTES[spec.dtype])
+    if spec.lora is not None:
+        trained = model.adapter or 0
+        whole = trained
+        element = 4
+    else:
+        trained = model.parameters
+        whole = layout.local(model).parameters
+        element = BYTES[spec.dtype]
     gradients = trained * element // layout.parts
     if layout.ranks > 1 and not (layout.sharding.splits_gradients or alone):  # whole until they are added up
-        gradients = 4 * (trained if spec.lora is not None else layout.local(model).parameters)
+        gradients = 4 * whole
     weights = model.parameters * BYTES[spec.dtype] + (model.adapter or 0) * 4
     moments = _moments(spec, model, optimizer) // layout.parts
     return {WEIGHTS: weights // layout.parts, GRADIENTS: gradients, OPTIMIZER: moments}
@@ -135,8 +149,10 @@ def _states(
 
 def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
     """The bytes of the optimizer's state for the whole model: AdamW's, unless the optimizer says other ones."""
-    if spec.lora is not None or not hasattr(optimizer, "moments"):
-        return 8 * (model.parameters if spec.lora is None else model.adapter or 0)
+    if spec.lora is not None:
+        return 8 * (model.adapter or 0)
+    if not hasattr(optimizer, "moments"):
+        return 8 * model.parameters
     layer = model.layer
     if model.experts:  # weights outside the experts: queries, keys, values and output
         layer = 2 * model.hidden * (model.query_width + model.kv_width)
@@ -151,10 +167,9 @@ def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tok
     sharded = layout.sharded
     sharding = layout.sharding
     compute = BYTES[spec.compute_dtype]
+    gathered = BYTES[spec.dtype]
     if sharded and sharding.param_dtype == "bfloat16":
         gathered = 2
-    else:
-        gathered = BYTES[spec.dtype]
     states = tokens * gathered * model.hidden
     layer = _of_layer(spec, own, tokens, gathered, fused=fused)
     size = own.layers * layer + 4 * states  # embeddings, the last norm, and the states that predict
@@ -162,20 +177,22 @@ def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tok
         size = layer + (own.layers + 4) * states + own.layers * tokens * compute * model.hidden * fused
     kept = 0
     if compute != gathered:  # autocast keeps a rounded copy of each layer, or of one at a time
-        kept += own.layer * compute * (1 if spec.gradient_checkpointing and (sharded or fused) else own.layers)
-    if sharded:
-        ends = max(0, own.parameters - own.layers * own.layer)
-        kept += gathered * (ends if sharding.reshard_after_forward else own.parameters)
+        at_a_time = spec.gradient_checkpointing and (sharded or fused)
+        copies = 1 if at_a_time else own.layers
+        kept += own.layer * compute * copies
+    if sharded and sharding.reshard_after_forward:  # only what is outside the layers
+        kept += gathered * max(0, own.parameters - own.layers * own.layer)
+    elif sharded:
+        kept += gathered * own.parameters
     # in the backward pass of a layer: gradients in flight, that of the head, whole layers, and sums of gradients
     passing = tokens * (2 * compute * own.intermediate + 2 * gathered * model.hidden)
-    passing += own.vocabulary * model.hidden * gathered if spec.lora is None else 0
+    if spec.lora is None:
+        passing += own.vocabulary * model.hidden * gathered
     if sharded:
-        if spec.lora is None:
-            sums = own.layer * (gathered + 4)
-        else:
-            sums = 0
-        passing += (LAYERS_AT_ONCE if sharding.reshard_after_forward else 1) * own.layer * gathered
-        passing += max(0, sums - layer)
+        at_once = LAYERS_AT_ONCE if sharding.reshard_after_forward else 1
+        passing += at_once * own.layer * gathered
+    if sharded and spec.lora is None:
+        passing += max(0, own.layer * (gathered + 4) - layer)
     logits = _logits(spec, own, tokens, gathered, compute)
     return size + kept + max(passing, logits)  # the two are never alive together
 
@@ -189,12 +206,12 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, tokens: int, residual: int, 
     if fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
         return tokens * (2 * (residual + e) * h + e * (2 * queries + 2 * model.kv_width + 2 * i))
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
-    inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
+    rounded = 5 if e < residual else 2  # autocast rounds one for each of q, k, v, gate and up
+    inputs = rounded * e * h
     attention = 5 * e * queries  # queries, keys and values for each head, the output, and it in token order
+    of_heads = 0
     if model.normed:
         of_heads = (4 + e) * (queries + model.kv_width)
-    else:
-        of_heads = 0
     return tokens * (norms + inputs + attention + of_heads + 4 * e * i + 2 * e * model.experts * h)
 
 
@@ -241,10 +258,6 @@ def device_memory(
     """Return the memory of a layout. `counted`: bytes of a rank from a rehearsal, which replace the formula."""
     estimated, host = trainer_memory(with_rows(spec, model, layout, device), model, layout, load, fused=device.fused)
     rank = dict(counted or estimated)
-    if layout.colocated:
-        held = sum(rank.get(kind, 0) for kind in STEADY)
-    else:
-        held = 0
     total = int(device.memory * GIB)
     source = "formula" if counted is None else "rehearsal"
     training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
@@ -253,16 +266,15 @@ def device_memory(
         return memory
     if layout.in_process:
         return _with_engine_in_process(memory, model, load)
-    beside = CONTEXT + math.ceil(held * (1 + FRAGMENTED)) + load.beside
     asleep = layout.colocated and not layout.awake
     memory = replace(memory, needed=training + CONTEXT * asleep)
-    if layout.colocated:
-        if asleep:
-            taken = beside
-        else:
-            taken = training
-    else:
+    if not layout.colocated:
         taken = STARTED
+    elif asleep:
+        held = sum(rank.get(kind, 0) for kind in STEADY)
+        taken = CONTEXT + math.ceil(held * (1 + FRAGMENTED)) + load.beside
+    else:
+        taken = training
     memory = _with_servers(memory, model, layout, load, device, taken)
     return replace(memory, host=host + memory.engine[WEIGHTS] * asleep)
 
@@ -285,7 +297,8 @@ def _with_servers(
 ) -> DeviceMemory:
     """Add the memory of a server's device, of which others have `taken`. A server takes its whole share when it starts:
     what weights and computation leave is its cache, which must hold one sequence of its maximum length."""
-    engine, size = load.engine, layout.engine_split
+    engine = load.engine
+    size = layout.engine_split
     of_layers = model.layers * model.layer
     weights = of_layers * engine.layer_bytes + (model.parameters - of_layers) * engine.weight_bytes
     weights = math.ceil(weights / size)
@@ -307,13 +320,13 @@ def _with_servers(
     most = engine.slots or _usual(device)[1]
     asked = math.ceil(load.asked / layout.engines)
     mean = token * (load.prompt + load.mean)  # a paged cache only holds existing tokens
+    slots = 0
     if left >= row:
         slots = int(min(left / mean, most, asked))
-    else:
-        slots = 0
     used = round(max(slots, 1) * mean)
     kinds = {WEIGHTS: weights, COMPUTES: computes - CONTEXT, CACHE: used, SPARE: max(0, left - used)}
-    needed = max(memory.needed, (taken if layout.colocated else 0) + layout.stacked * server)
+    beside = taken if layout.colocated else 0
+    needed = max(memory.needed, beside + layout.stacked * server)
     return replace(memory, engine=kinds, slots=slots, needed=needed, share=share, server=server, least=least, room=room)
 
 
@@ -328,7 +341,9 @@ def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -
     """Return the bytes with which a server on `split` devices computes its largest step, which it tries when it starts:
     activations of a layer or the logits of all completions, whichever is more, and CUDA graphs."""
     engine = load.engine
-    tokens, rows = engine.batched or _usual(device)[0], engine.slots or _usual(device)[1]
+    usual_tokens, usual_rows = _usual(device)
+    tokens = engine.batched or usual_tokens
+    rows = engine.slots or usual_rows
     width = 4 * model.hidden + 3 * model.intermediate / split + 2 * model.experts * model.hidden
     passing = 2 * tokens * width
     sampling = SAMPLED * min(rows, tokens) * model.vocabulary

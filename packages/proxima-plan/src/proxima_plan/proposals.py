@@ -40,7 +40,10 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     planned = PlannedRecipe.of(resolved, devices, mean)
     load = replace(planned.load, engine=proposed_engine(planned.load.engine))
     planned = replace(planned, load=load)
-    fitting = fastest(planned, load, [0.0, *(SHARES if load.lag else ())])
+    shares = [0.0]
+    if load.lag:
+        shares += SHARES
+    fitting = fastest(planned, load, shares)
     if not fitting:
         raise UserError(
             f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
@@ -148,7 +151,10 @@ def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     sharding = plan.layout.sharding
     config = resolved.config
     fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}
-    fields |= {"colocate": "true"} if layout.colocated else {"gpus_per_engine": layout.engine_devices}
+    if layout.colocated:
+        fields["colocate"] = "true"
+    else:
+        fields["gpus_per_engine"] = layout.engine_devices
     for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
         size = getattr(sharding, name)
         if size > 1:

@@ -93,10 +93,9 @@ class StageTimes(PlacedModel):
         model = self.model
         rates = self.device.rates
         size = self.layout.engine_split
+        used = 0.0
         if model.all_experts:
             used = 1 - (1 - model.experts / model.all_experts) ** running
-        else:
-            used = 0.0
         weights = (self.dense + used * model.all_of_experts) / size
         keys = running * context * model.key_elements / key_parts(model, size)
         engine = self.load.engine
@@ -114,13 +113,9 @@ class StageTimes(PlacedModel):
         else:
             binds = BANDWIDTH if bandwidth > flop else COMPUTE
         seconds = max(bandwidth, flop) + rates.rows * products + network + fixed
-        if engine.eager:
-            launches = model.layers * rates.eager
-        else:
-            launches = 0.0
-        if launches > seconds:
-            return (launches, FIXED)
-        return (seconds, binds)
+        if engine.eager and model.layers * rates.eager > seconds:
+            return model.layers * rates.eager, FIXED
+        return seconds, binds
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
         """Return the seconds that one engine takes for `tokens` prompt tokens, with prompts of `mean` tokens."""
@@ -130,8 +125,8 @@ class StageTimes(PlacedModel):
     def generate(self, lengths: Sequence[int], prompt: int, group: int = 1, slots: int = 1024) -> Stage:
         """Generate completions of these lengths on one engine, at most `slots` at once, the next when one ends. Time in
         which fewer than half of the maximum are running is attributed to the longest completion."""
-        parts = {BANDWIDTH: 0.0, COMPUTE: self.prefill(len(lengths) * prompt / group, prompt), NETWORK: 0.0}
-        parts |= {FIXED: 0.0, LONGEST: 0.0}
+        prefill = self.prefill(len(lengths) * prompt / group, prompt)
+        parts = {BANDWIDTH: 0.0, COMPUTE: prefill, NETWORK: 0.0, FIXED: 0.0, LONGEST: 0.0}
         waiting = list(reversed(lengths))
         running = list[tuple[int, int]]()
         now = 0
@@ -145,7 +140,9 @@ class StageTimes(PlacedModel):
             end = running[0][0]
             context = prompt + (now + end) / 2 - started / count  # halfway until the next one ends
             step, binds = self.decode_step(count, context)
-            parts[LONGEST if 2 * count < most else binds] += (end - now) * step
+            if 2 * count < most:
+                binds = LONGEST
+            parts[binds] += (end - now) * step
             now = end
             while running and running[0][0] == end:
                 started -= heapq.heappop(running)[1]
@@ -162,10 +159,9 @@ class StageTimes(PlacedModel):
         stage = self._trained("update", data, gradients=True)
         if not stage.seconds:
             return stage
+        speed = self._bandwidth
         if self.layout.sharding.offload:
             speed = self.device.rates.host * 1e9
-        else:
-            speed = self._bandwidth
         moved = self.trained / self.layout.parts * (4 * self.master + 16)  # gradients twice, for their norm
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + moved / speed})
 
@@ -202,7 +198,8 @@ class StageTimes(PlacedModel):
         rates = self.device.rates
         adapters = self.adapter is not None
         way = self.load.engine.way(adapters=adapters, colocated=layout.colocated, cpu=device.name == CPU)
-        size = float(HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters))
+        elements = (self.adapter or 0) if way == "adapters" else self.model.parameters
+        size = float(HALF * elements)
         if way in ("folder", "adapters"):
             how = f"{size / 1e9:,.3g} GB by a folder at {rates.publish:g} GB/s"
             return Stage("publish", {NETWORK: size / (rates.publish * 1e9)}, how=how)
@@ -221,7 +218,8 @@ class StageTimes(PlacedModel):
             return Stage("publish", {NETWORK: gathered, BANDWIDTH: copied, FIXED: loaded}, {"gather": received}, how)
         members = 1 + layout.engines * layout.engine_devices
         inside = members <= device.node and not layout.elsewhere
-        link = (device.inside if inside else device.across) * 1e9 * rates.network
+        rate = device.inside if inside else device.across
+        link = rate * 1e9 * rates.network
         sent = size / link + math.ceil(size / BUCKET) * rates.wait(device.nodes(members))
         sending = f"meanwhile broadcast at {link / 1e9:,.0f} GB/s in {sent:.2g} s"
         how = f"{size / 1e9:,.3g} GB: {gathering}, {sending}, {loading}"
@@ -251,15 +249,17 @@ class StageTimes(PlacedModel):
         squares = data.squares / layout.shares * most.squares
         micro = most.passes
         split = layout.sharding.ranks_per_share * layout.pipeline
+        passes = 1
+        attended: float = 1
         if gradients:
-            passes = (3 if self.adapter is None else 2) + self.load.checkpointing
-        else:
-            passes = 1
-        attended = 1 + (BACKWARD + self.load.checkpointing if gradients else 0)
+            passes = 3 if self.adapter is None else 2
+            passes += self.load.checkpointing
+            attended += BACKWARD + self.load.checkpointing
         compute = passes * self._products(share, split) + attended * self._attention(squares / 2) / split
         moved = passes * self._moved(share) / split + self._of_head(share, gradients=gradients) / split
         bubble = 1 + (layout.pipeline - 1) / micro
-        compute, moved = compute * bubble, moved * bubble
+        compute *= bubble
+        moved *= bubble
         launches = 2 * self.device.rates.eager * passes * micro * self.model.layers / layout.pipeline
         blocking = blocking_traffic(self, share, micro, gradients=gradients)
         overlapped = overlapped_traffic(self, micro, gradients=gradients)
@@ -268,25 +268,27 @@ class StageTimes(PlacedModel):
         sent = {where: send.size for where, send in [*blocking.items(), *overlapped.items()]}
         parts = {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed, FIXED: max(0.0, launches - compute - moved)}
         path = self.load.attention
-        how = f"attention by {ATTENTION_PATHS[path]}, at {getattr(self.device.rates, path):g} of the peak"
-        return Stage(name, parts, sent, how if gradients else "")
+        how = ""
+        if gradients:
+            how = f"attention by {ATTENTION_PATHS[path]}, at {getattr(self.device.rates, path):g} of the peak"
+        return Stage(name, parts, sent, how)
 
     def _slowest(self, lengths: tuple[float, ...]) -> Slowest:
         """Return what the slowest share computes of sequences of these lengths."""
         model = self.model
+        routed = 0.0
         if model.all_experts:
             routed = model.all_of_experts * model.experts / model.all_experts
-        else:
-            routed = 0.0
         pair_cost = 2 * model.layers * model.query_width / (self.dense + routed)
         return slowest(lengths, self.layout.shares, self.load.micro_tokens, pair_cost)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
         rates = self.device.rates
-        return sum(
-            s.size / (s.rate * rates.network) + s.times * rates.wait(s.nodes, s.size / max(1.0, s.times))
-            for s in sends.values()
-        )
+        seconds = []
+        for send in sends.values():
+            waits = send.times * rates.wait(send.nodes, send.size / max(1.0, send.times))
+            seconds.append(send.size / (send.rate * rates.network) + waits)
+        return sum(seconds)
 
     # ---- common to both
 
@@ -314,18 +316,23 @@ class StageTimes(PlacedModel):
         model = self.model
         width = (2 + 2 * model.experts) * model.hidden + model.query_width + 1.5 * model.intermediate
         rates = self.device.rates
-        times = rates.moved * (rates.compiled if self.load.compiled else 1.0)
+        times = rates.moved
+        if self.load.compiled:
+            times *= rates.compiled
         return tokens * model.layers * width * HALF * times / self._bandwidth
 
     def _of_head(self, tokens: float, *, gradients: bool) -> float:
         """Return the seconds of one device to read and write logits, a chunk at a time."""
-        size = self.device.rates.head * (1.0 if gradients else FORWARD_HEAD)
+        size = self.device.rates.head
+        if not gradients:
+            size *= FORWARD_HEAD
         return tokens * self.model.vocabulary * size / self._bandwidth
 
     def _attention(self, keys: float) -> float:
         """Return the seconds of one device for `keys` query-key pairs: their products and those with the values, in
         every layer. A mask does not spare the pairs that it hides."""
-        width, path = self.model.query_width, self.load.attention
+        width = self.model.query_width
+        path = self.load.attention
         pairs = 2 * keys if path == "masked" else keys
         share: float = getattr(self.device.rates, path)
         return 4 * self.model.layers * width * pairs / (self.device.bf16 * 1e12 * share)

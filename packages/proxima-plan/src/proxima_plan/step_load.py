@@ -121,10 +121,14 @@ def _middle(mean: float, spread: float) -> float:
     if mean >= 1:
         return math.inf
     factors = [math.exp(spread * STANDARD.inv_cdf((i + 0.5) / POINTS)) for i in range(POINTS)]
-    low, high = 0.0, 1e6
+    low = 0.0
+    high = 1e6
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if fmean(min(1.0, middle * x) for x in factors) < mean else (low, middle)
+        if fmean(min(1.0, middle * x) for x in factors) < mean:
+            low = middle
+        else:
+            high = middle
     return high
 
 
@@ -149,14 +153,17 @@ def load_of(
 ) -> Load:
     """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum.
     `context`: the model's longest sequence, if known."""
-    algorithm, train = config.algorithm, config.train
+    algorithm = config.algorithm
+    train = config.train
     longest = longest_completion(config.task, config.sampling)
+    if mean is None:
+        mean = max(1.0, TYPICAL * longest)
     generated = batch.generated
     load = Load(
         sequences=generated,
         group=batch.completions,
         prompt=batch.longest - longest,
-        mean=min(float(longest), mean if mean is not None else max(1.0, TYPICAL * longest)),
+        mean=min(float(longest), mean),
         longest=longest,
         updates=train.updates_per_step * train.epochs_per_step,
         passes=train.epochs_per_step,

@@ -8,7 +8,8 @@ from proxima_plan.layout import DeviceLayout
 from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import Load
 
-HALF, FULL = 2, 4  # bytes of bfloat16 and float32
+HALF = 2  # bytes of bfloat16
+FULL = 4  # bytes of float32
 BUCKET = 2**28  # bytes of new weights that a server is sent at once
 PROBE = 264  # tokens with which servers prove that they have the new weights
 
@@ -60,7 +61,9 @@ def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradient
     sharding = placed.layout.sharding
     model = placed.model
     device = placed.device
-    tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
+    tensor = sharding.tensor_parallel
+    context = sharding.context_parallel
+    expert = sharding.expert_parallel
     passes = 2 + placed.load.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
     count = passes * model.layers / placed.layout.pipeline
     own = tokens / context
@@ -86,7 +89,8 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
     layout = placed.layout
     sharding = placed.layout.sharding
     device = placed.device
-    tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
+    tensor = sharding.tensor_parallel
+    expert = sharding.expert_parallel
     ranks = layout.ranks // (tensor * layout.pipeline)
     if sharding.kind == "hybrid":
         parts = min(ranks, max(1, device.node // tensor))
@@ -120,8 +124,14 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
                 size, device.link(group, stride), collectives, device.nodes(group, stride)
             )
         if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
-            between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
-            apart = stride if sharding.kind == "replicate" else device.node
+            if sharding.kind == "replicate":
+                between = group
+                part = whole
+                apart = stride
+            else:
+                between = copies
+                part = whole / group
+                apart = device.node
             size = 2 * FULL * share * part * (between - 1) / between
             rate = device.link(between, apart)
             nodes = device.nodes(between, apart)

@@ -44,7 +44,8 @@ class LiveBytes:
         self.now[kind] += size
         self.total += size
         if self.total > self.most:
-            self.most, self.peak = self.total, dict(self.now)
+            self.most = self.total
+            self.peak = dict(self.now)
 
 
 class DeviceWatch(TorchDispatchMode):
@@ -122,7 +123,8 @@ class DeviceWatch(TorchDispatchMode):
     def restart(self) -> None:
         """Measure the peak, and count waits, from now on."""
         self.waits.clear()
-        self.bytes.most, self.bytes.peak = self.bytes.total, dict(self.bytes.now)
+        self.bytes.most = self.bytes.total
+        self.bytes.peak = dict(self.bytes.now)
 
     def _pin(self, func: Any, tensor: Tensor) -> Any:
         if func is aten.is_pinned.default:

@@ -131,7 +131,8 @@ def _attention(
 ) -> Tensor:
     """Run the kernel that `scaled_dot_product_attention` chooses on CUDA: flash without a mask in half precision,
     otherwise the memory-efficient kernel with a dense bias."""
-    if enable_gqa and (repeat := query.shape[1] // key.shape[1]) > 1:
+    repeat = query.shape[1] // key.shape[1] if enable_gqa else 1
+    if repeat > 1:
         key, value = (x.repeat_interleave(repeat, dim=1) for x in (key, value))
     operators = torch.ops.aten
     if attn_mask is None and query.dtype != torch.float32 and query.shape[-1] <= FLASH_HEAD:

@@ -147,7 +147,8 @@ def _label(watch: DeviceWatch, part: Training) -> None:
     """Register hooks that count gradients and optimizer tensors separately from activations."""
     for parameter in part.stack.parameters:
         parameter.register_post_accumulate_grad_hook(lambda p: watch.relabel([p.grad], GRADIENTS))
-    optimizer, model = part.stack.optimizer, part.stack.model
+    optimizer = part.stack.optimizer
+    model = part.stack.model
     begin: Any = model.sync_gradients
 
     def sync_gradients(on: bool) -> None:  # the stack calls it before every micro-batch

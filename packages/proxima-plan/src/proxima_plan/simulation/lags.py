@@ -52,7 +52,8 @@ def simulate_lags(
     config = generating(resolved, "--lag")
     config = replace(config, train=replace(config.train, steps=min(config.train.steps, MOST_STEPS)))
     plan = plan_recipe(resolved, devices, mean=assumed.mean)
-    own, batch = config.runtime.max_concurrent_rollouts, config.train.prompts_per_step
+    own = config.runtime.max_concurrent_rollouts
+    batch = config.train.prompts_per_step
     concurrents = [batch, 2 * batch] if own is None else [own]
     pairs = [(0, None), *((lag, concurrent) for lag in lags if lag for concurrent in concurrents)]
     cells: list[SimulatedCell] = []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from math import lcm, log2
 from typing import Any
 
@@ -80,14 +80,16 @@ def simulate_scale(
     load = replace(load, engine=proposed_engine(load.engine), concurrent=None)
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
-        sizes = [max(1, int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine))]
+        size = placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine
+        sizes = [max(1, int(size))]
     within_node = [n for n in sizes if n <= devices[0].kind.node]
     rows = []
     for done, asked in enumerate(devices):
         progress(done, len(devices))
         pair = []
         for ahead in (0, lag):
-            possible = layouts(asked, [sharding], within_node, SHARES if ahead else [0.0])
+            shares = SHARES if ahead else [0.0]
+            possible = layouts(asked, [sharding], within_node, shares)
             plans = replace(recipe, devices=asked).plans(possible, replace(load, lag=ahead))
             pair.append(_best(config, asked.count, ahead, plans, assumed))
         rows.append((pair[0], pair[1]))
@@ -105,7 +107,8 @@ def _best(config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], as
             if memory.needed <= memory.memory:
                 refused = f"a server needs {memory.least / GIB:,.0f} GiB, and has {memory.room / GIB:,.0f} on a device"
         return ScaledRun(devices=count, lag=lag, binds=refused)
-    runs = [simulate_plan(config, plan, assumed, lag) for plan in fitting[: TRIED if lag else 1]]
+    tried = TRIED if lag else 1
+    runs = [simulate_plan(config, plan, assumed, lag) for plan in fitting[:tried]]
     return max(runs, key=lambda run: run.tokens_per_second)
 
 
@@ -122,9 +125,8 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages
     waiting = figures_of(measured).idle_trainer
-    if waiting > 0.5:
-        longest = generate
-    else:
+    longest = generate
+    if waiting <= 0.5:
         longest = max(rest, key=lambda stage: stage.seconds)
     return ScaledRun(
         devices=plan.layout.devices,
@@ -139,9 +141,13 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
 
 def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
     """Return the first run from which on twice the devices give less than `PAYS` times the speed, or None."""
-    pairs = reversed(list(pairwise([run for run in runs if run.layout])))
-    last = [run for run, _ in takewhile(lambda pair: gain(*pair) < PAYS, pairs)]
-    return last[-1] if last else None
+    pairs = list(pairwise([run for run in runs if run.layout]))
+    first: ScaledRun | None = None
+    for run, larger in reversed(pairs):
+        if gain(run, larger) >= PAYS:
+            break
+        first = run
+    return first
 
 
 def gain(run: ScaledRun, larger: ScaledRun) -> float:

@@ -49,9 +49,10 @@ def _with_progress(unit: str, simulate: Callable[[Callable[[int, int], None]], C
 def _lag_row(cell: SimulatedCell) -> dict[str, str]:
     """Return the row of a lag, by column."""
     figures = cell.figures
+    concurrent = "sync" if cell.concurrent is None else str(cell.concurrent)
     return {
         "lag": str(cell.lag),
-        "concurrent": "sync" if cell.concurrent is None else str(cell.concurrent),
+        "concurrent": concurrent,
         "tok/s": count(figures.tokens_per_second),
         "steps/h": fixed(figures.steps_per_hour, 1),
         "trainer idle": percent(figures.idle_trainer),
@@ -65,12 +66,13 @@ def _lag_row(cell: SimulatedCell) -> dict[str, str]:
 
 def _scale_row(run: ScaledRun) -> dict[str, str]:
     """Return the row of a number of devices, by column."""
-    return {
-        "devices": count(run.devices),
-        "run": "async" if run.lag else "sync",
-        "engines": f"{run.layout.engines} × {run.layout.engine_devices}" if run.layout else NONE,
-        "tok/s": count(run.tokens_per_second) if run.layout else NONE,
-        "per device": count(run.per_device) if run.layout else NONE,
-        "step s": fixed(run.step_seconds, 1) if run.layout else NONE,
-        "binds": run.binds,
-    }
+    kind = "async" if run.lag else "sync"
+    row = {"devices": count(run.devices), "run": kind}
+    if run.layout:
+        row["engines"] = f"{run.layout.engines} × {run.layout.engine_devices}"
+        row["tok/s"] = count(run.tokens_per_second)
+        row["per device"] = count(run.per_device)
+        row["step s"] = fixed(run.step_seconds, 1)
+    else:
+        row |= {"engines": NONE, "tok/s": NONE, "per device": NONE, "step s": NONE}
+    return row | {"binds": run.binds}
