@@ -74,7 +74,9 @@ def trajectories(data: Sequence[Datum]) -> list[Trajectory]:
         else:
             last = datum.targets[-1:, 0]
         tokens = np.concatenate([datum.tokens[1:], last]).astype(np.int32)
-        group = out[-1].group + (not same) if out else 0
+        group = 0
+        if out:
+            group = out[-1].group + (not same)
         sampled = np.ones(len(tokens), bool)
         out.append(Trajectory(group=group, prompt_tokens=first, tokens=tokens, sampled=sampled))
     return out

@@ -37,7 +37,8 @@ from proxima.data import UserError, require
 from proxima.data.errors import nearest
 from proxima.data.policy_batch import PolicyBatch
 
-LONGEST, MOST_KEYS = 100, 32  # characters of a key or a text; keys of a config
+LONGEST = 100  # characters of a key or a text
+MOST_KEYS = 32  # of a config
 FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of an `algorithm`, for `loss_fn_config`
 
 
@@ -183,7 +184,9 @@ class LossConfig:
 def _meant(name: str, names: Iterable[str]) -> str:
     """`did you mean 'cispo'?`; empty if no name is near."""
     near = nearest(name[:LONGEST], names)
-    return f"did you mean {near!r}?" if near else ""
+    if near:
+        return f"did you mean {near!r}?"
+    return ""
 
 
 def _misspelt_field(key: str) -> str | None:
@@ -197,19 +200,27 @@ def _core_algorithm(name: str, config: tuple[tuple[str, float | str], ...]) -> t
     """A loss of `proxima.core` by fields of a recipe's `algorithm`, and these as in its config.yaml; `aggregate` is
     `token_sum` by default. `proximal` is the centre: `behavior`, the policy that sampled, or `recompute`, the policy of
     this pass, for a first update; `proximal_logprobs` in the examples are any other."""
-    asked = {"aggregate": "token_sum"} | ({"surrogate": "gspo"} if name == "gspo" else {}) | dict(config)
+    asked: dict[str, float | str] = {"aggregate": "token_sum"}
+    if name == "gspo":
+        asked["surrogate"] = "gspo"
+    asked |= dict(config)
     if len(asked) > MOST_KEYS:
         raise UserError(f"loss_fn_config has {len(config)} keys; at most {MOST_KEYS}")
     tree: dict[str, dict[str, Any]] = {}
     for key, value in sorted(asked.items()):
         slot, _, inner = key.partition(".")
         if slot not in FIELDS or inner == "kind" or len(key) > LONGEST:
+            unknown = f"loss_fn_config: unknown {key!r:.40}"
             meant = _meant(slot, FIELDS)
-            raise UserError(f"loss_fn_config: unknown {key!r:.40}" + (f"; {meant}" if meant else ""))
+            if meant:
+                unknown += f"; {meant}"
+            raise UserError(unknown)
         if isinstance(value, str) and (":" in value or len(value) > LONGEST):  # a kind outside the table is code
             raise UserError(f"loss_fn_config: no {key} {value!r:.60}; see proxima list {slot}")
         tree.setdefault(slot, {})[inner or "kind"] = _plain(value)
-    written = {slot: own["kind"] if own.keys() == {"kind"} else own for slot, own in tree.items()}
+    written = {}
+    for slot, own in tree.items():
+        written[slot] = own["kind"] if own.keys() == {"kind"} else own
     try:
         found = resolve({"algorithm": written}, root=LossConfig, import_code=False)
     except ConfigError as error:
@@ -234,7 +245,8 @@ def _plain(value: float | str) -> float | str:
 def _core_loss(algorithm: AlgorithmConfig, b: Targets) -> LossResult:
     if b.log_prob.dim() > 1:
         raise UserError("a loss by a surrogate takes one target a position")
-    behavior, advantage = b["logprobs"], b["advantages"]
+    behavior = b["logprobs"]
+    advantage = b["advantages"]
     if algorithm.proximal == "behavior":
         centre = behavior
     else:

@@ -77,7 +77,8 @@ class RequestLog:
             self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;" + SCHEMA)
             for name, value in {"version": str(VERSION), "model": model}.items():
                 rows = self._rows("SELECT value FROM records WHERE kind = 'server' AND id = ?", name)
-                if rows and (kept := load_json(rows[0][0])) != value:
+                kept = load_json(rows[0][0]) if rows else value
+                if kept != value:
                     raise UserError(f"{path.parent} is of {name} {kept}, not {value}", remedy="choose another --folder")
                 self.put("server", name, value)
         except (sqlite3.Error, ValueError) as error:  # also of a file with other tables
@@ -146,7 +147,8 @@ class RequestLog:
                 self._db.execute(answered, (*answer, _sum(model, seq, *answer), model, seq))
             if record is not None:
                 sql = "UPDATE records SET value = ?, crc32 = ? WHERE kind = 'model' AND id = ?"
-                self._db.execute(sql, (text := json.dumps(record), _sum("model", model, text), model))
+                text = json.dumps(record)
+                self._db.execute(sql, (text, _sum("model", model, text), model))
                 self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq <= ?", (model, seq))
             elif not changed:
                 self._db.execute("UPDATE requests SET body = NULL WHERE model = ? AND seq = ?", (model, seq))
@@ -162,7 +164,8 @@ class RequestLog:
     def last_answered(self, model: str) -> int:
         """The number of the last request of a model that was answered; -1: none."""
         rows = self._rows("SELECT max(seq) FROM requests WHERE model = ? AND answer IS NOT NULL", model)
-        return -1 if rows[0][0] is None else int(rows[0][0])
+        last = rows[0][0]
+        return -1 if last is None else int(last)
 
     def request(self, model: str, seq: int) -> StoredRequest | None:
         """A request, or None. A damaged answer counts as none: a request with a body can run again.
@@ -205,5 +208,9 @@ class RequestLog:
 
 def _sum(*values: str | int | bytes) -> str:
     """The CRC-32 of the values of a row."""
-    parts = [value if isinstance(value, bytes) else str(value).encode(errors="replace") for value in values]
+    parts = []
+    for value in values:
+        if not isinstance(value, bytes):
+            value = str(value).encode(errors="replace")
+        parts.append(value)
     return Checksum.of_bytes(b"\0".join(parts)).crc32

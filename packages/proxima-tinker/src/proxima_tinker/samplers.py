@@ -29,7 +29,8 @@ from proxima_tinker.wire import NO_LOG_PROB, write_top_k
 from proxima_tinker.workers import ComputeLane, Workers
 
 ROWS = 256  # of logits in memory at a time
-MOST_STOPS, LONGEST_STOP = 128, 1000  # all are looked for after every token
+MOST_STOPS = 128  # all are looked for after every token
+LONGEST_STOP = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,10 @@ class Samplers:
                         await held.lane.run(_score_prompt, answer, engine.scheduler.decoder, order)
                     for completion in await collect(engine, part):  # others have their turns between them
                         add = partial(_add, answer, engine.scheduler.decoder, order, completion)
-                        await held.lane.run(add) if asked.topk_sample_logprobs else add()
+                        if asked.topk_sample_logprobs:
+                            await held.lane.run(add)
+                        else:
+                            add()
         content: bytes = answer.SerializeToString()
         return content
 
@@ -176,8 +180,11 @@ class Samplers:
 
 
 def _add(answer: Any, decoder: Decoder, order: SampleOrder, completion: Completion) -> None:
+    reason = protocol.STOP_REASON_LENGTH
+    if completion.finish_reason == "stop":
+        reason = protocol.STOP_REASON_STOP
     sequence = answer.sequences.add(
-        stop_reason=protocol.STOP_REASON_STOP if completion.finish_reason == "stop" else protocol.STOP_REASON_LENGTH,
+        stop_reason=reason,
         tokens=completion.tokens.astype("<i4").tobytes(),
         logprobs=completion.sampled_log_prob.astype("<f4").tobytes(),
     )
@@ -198,7 +205,9 @@ def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
         unknown = max(1, length - asked.prompt_logprobs_last_n)
     first = unknown if order.targets is None else 1
     own, ids, values, others = _scored(decoder, order.prompt, first, asked.topk_prompt_logprobs, order.targets)
-    own, ids, values = (np.pad(x, [(first, 0)] + [(0, 0)] * (x.ndim - 1)) for x in (own, ids, values))
+    own = np.pad(own, (first, 0))
+    ids = np.pad(ids, [(first, 0), (0, 0)])
+    values = np.pad(values, [(first, 0), (0, 0)])
     own[:unknown] = np.nan
     ids[:unknown] = 0
     values[:unknown] = NO_LOG_PROB
@@ -221,9 +230,12 @@ def _scored(
     states = decoder.hidden([tokens])[0][first - 1 :]
     count = len(tokens) - first
     own = tokens[first:, None].astype(np.int64)
-    wanted = torch.from_numpy(own if targets is None else np.hstack([own, targets]))
+    if targets is not None:
+        own = np.hstack([own, targets])
+    wanted = torch.from_numpy(own)
     found = np.zeros(wanted.shape, np.float32)
-    ids, values = np.zeros((count, k), np.int32), np.zeros((count, k), np.float32)
+    ids = np.zeros((count, k), np.int32)
+    values = np.zeros((count, k), np.float32)
     for at in range(0, count, ROWS):
         rows = slice(at, min(at + ROWS, count))
         log_prob = decoder.logits(states[rows]).float().log_softmax(1).cpu()

@@ -37,7 +37,8 @@ from proxima_tinker.datum import Array, Datum
 from proxima_tinker.losses import CLIP, ClientLoss
 from proxima_tinker.trained_model import ALPHA, PassResult
 
-MOST_EXAMPLES, MOST_TOKENS = 512, 200_000  # of a step that are recorded
+MOST_EXAMPLES = 512  # of a step that are recorded
+MOST_TOKENS = 200_000  # of these
 MOST_GROUPS = 100_000  # distance of the prompts' numbers between steps
 # the columns that all examples have alike: there is no answer and no reward
 OF_ALL = {"turn": 0, "temperature": 1.0, "used": True, "answer": "null", "valid": False, "parts": "{}"}
@@ -53,33 +54,40 @@ def _columns(datum: Datum, loss: ClientLoss, output: dict[str, Array]) -> dict[s
     length = len(datum.tokens)
     columns = {name: _first(values) for name, values in datum.columns.items()}
     zero = np.zeros(length, np.float32)
+    behavior = None
     if loss.name == "cross_entropy":
-        behavior = None
+        factor = columns.get("weights", zero)
+        in_loss = factor != 0
+        if "mask" in columns:
+            in_loss &= columns["mask"] > 0
     else:
         behavior = columns.get("logprobs", zero)
-    factor = columns.get("weights" if behavior is None else "advantages", zero)
-    if behavior is None:
-        in_loss = factor != 0
-    else:
+        factor = columns.get("advantages", zero)
         in_loss = (factor != 0) | (behavior != 0)
-    if "mask" in columns:
-        in_loss = (columns["mask"] > 0) & (in_loss if behavior is None else True)
-    whole = {
-        "tokens": _first(datum.targets),
-        "log_prob": _first(output["logprobs"]),
-        "in_loss": in_loss,
-        "factor": factor,
-        "keep": in_loss & (_first(output["keep"]) > 0) if "keep" in output else in_loss,
-        "behavior_log_prob": behavior,
-        "proximal_log_prob": columns.get("proximal_logprobs") if loss.whole else None,
-    }
+        if "mask" in columns:
+            in_loss = columns["mask"] > 0
+    keep = in_loss
+    if "keep" in output:
+        keep = in_loss & (_first(output["keep"]) > 0)
     where = np.flatnonzero(in_loss)
+    part = slice(length - 1, length)
     if len(where):
         part = slice(int(where[0]), int(where[-1]) + 1)
-    else:
-        part = slice(length - 1, length)
-    cut = {name: None if values is None else values[part] for name, values in whole.items()}
-    return cut | {"prompt_tokens": datum.tokens[: part.start + 1]}
+    example: dict[str, Any] = {
+        "tokens": _first(datum.targets)[part],
+        "log_prob": _first(output["logprobs"])[part],
+        "in_loss": in_loss[part],
+        "factor": factor[part],
+        "keep": keep[part],
+        "behavior_log_prob": None,
+        "proximal_log_prob": None,
+        "prompt_tokens": datum.tokens[: part.start + 1],
+    }
+    if behavior is not None:
+        example["behavior_log_prob"] = behavior[part]
+    if loss.whole and "proximal_logprobs" in columns:
+        example["proximal_log_prob"] = columns["proximal_logprobs"][part]
+    return example
 
 
 def _first(values: Array) -> Array:
@@ -124,7 +132,8 @@ class StepExamples:
         for datum, output in zip(data, result.outputs, strict=True):
             length = len(datum.tokens)
             example = _columns(datum, loss, output)
-            inside, behavior = example["in_loss"], example["behavior_log_prob"]
+            inside = example["in_loss"]
+            behavior = example["behavior_log_prob"]
             totals["examples"] += 1
             totals["tokens"] += length
             totals["targets"] += inside.sum()
@@ -144,7 +153,8 @@ class StepExamples:
         targets = totals["targets"]
         measured = totals["measured"]
         out: dict[str, float] = {"examples": number, "tokens/trained": int(totals["tokens"])}
-        out |= {"loss": totals["loss"]} if number else {}  # a step after a restart knows none
+        if number:  # a step after a restart knows no loss
+            out["loss"] = totals["loss"]
         out |= {name: metric.value for name, metric in self.of_loss.items()}
         if targets:
             out |= {"length/mean": targets / number, "loss_per_token": totals["loss"] / targets}
@@ -220,14 +230,16 @@ class ServedRecord:
         trained = f"LoRA of rank {rank}" if rank else "all weights"
         told = [{"proximal": "behavior"} | one | {"preset": f"{one['preset']}, {trained},"} for one in algorithms]
         before = self.config.get("algorithm")
-        told += [] if before is None or before in told else [before]
-        if len(told) > 1:  # the viewer explains all steps by one loss
-            told = [{"preset": f"several losses, {trained},", "surrogate": {"kind": "a loss that varies"}}]
+        if before is not None and before not in told:
+            told.append(before)
         algorithm = told[0] if told else None
+        if len(told) > 1:  # the viewer explains all steps by one loss
+            algorithm = {"preset": f"several losses, {trained},", "surrogate": {"kind": "a loss that varies"}}
         if self.config and algorithm == before:
             return
+        lora = {"rank": rank, "alpha": ALPHA} if rank else None
         self.config = {
-            "model": {"path": self.path, "lora": {"rank": rank, "alpha": ALPHA} if rank else None},
+            "model": {"path": self.path, "lora": lora},
             "lora_config": self.spec,
             "algorithm": algorithm,
             "train": {"updates_per_step": 1, "epochs_per_step": 1},
@@ -240,40 +252,57 @@ class ServedRecord:
         for example in examples:
             groups.setdefault(example["prompt_tokens"].tobytes(), []).append(example)
         questions = self._texts([together[0]["prompt_tokens"] for together in groups.values()])
-        return [
-            {"step": step, "prompt_uid": step * MOST_GROUPS + index, "sample": sample, "question": question}
-            | self._row(example)
-            for index, (question, together) in enumerate(zip(questions, groups.values(), strict=True))
-            for sample, example in enumerate(together)
-        ]
+        rows = []
+        for index, (question, together) in enumerate(zip(questions, groups.values(), strict=True)):
+            uid = step * MOST_GROUPS + index
+            for sample, example in enumerate(together):
+                place = {"step": step, "prompt_uid": uid, "sample": sample, "question": question}
+                rows.append(place | self._row(example))
+        return rows
 
     def _row(self, example: dict[str, Any]) -> dict[str, Any]:
         """The columns of an example besides its place and the text of its prompt."""
-        tokens, in_loss, factor = example["tokens"], example["in_loss"], example["factor"]
+        tokens = example["tokens"]
+        in_loss = example["in_loss"]
+        factor = example["factor"]
+        behavior = example["behavior_log_prob"]
+        spans = self._spans(tokens, in_loss)
+        row = OF_ALL | example
+        row |= {
+            "text": spans[-1].text,
+            "sampled_log_prob": np.full(len(tokens), np.nan) if behavior is None else behavior,
+            "policy_version": np.full(len(tokens), -1),
+            "finish_reason": "length",
+            "sampled": None,
+            "episode": None,
+            "outcome": "trained",
+            "advantage": 0.0,
+            "token_advantage": factor,
+        }
+        if int(tokens[-1]) in self.stops:
+            row["finish_reason"] = "stop"
+        if len(spans) > 1:
+            row["sampled"] = in_loss
+            row["episode"] = Episode(spans=tuple(spans)).to_json()
+        if in_loss.any():
+            row["advantage"] = float(factor[in_loss].mean())
+        else:  # the server runs an example outside the loss, but nothing follows from it
+            row["outcome"] = "skipped_zero_advantage"
+        if (factor == factor[0]).all():
+            row["token_advantage"] = None
+        return row
+
+    def _spans(self, tokens: Array, in_loss: Array) -> list[Span]:
+        """The pieces of an example in and out of the loss: the first is in it, and every other one."""
         pieces = np.split(tokens, np.flatnonzero(np.diff(in_loss)) + 1)
         texts = self._texts(pieces)
         texts[::2] = [utf8(written_text(self.tokenizer, ids, ends=self.stops).text) for ids in pieces[::2]]
-        spans = [  # the first is in the loss, and every other one
-            Span(role="context" if i % 2 else "assistant", tokens=len(ids), text=text, sampled=not i % 2, turn=i // 2)
-            for i, (ids, text) in enumerate(zip(pieces, texts, strict=True))
-        ]
-        several = len(spans) > 1
-        trained = bool(in_loss.any())
-        behavior = example["behavior_log_prob"]
-        return {
-            **OF_ALL,
-            **example,
-            "text": texts[-1],
-            "sampled_log_prob": np.full(len(tokens), np.nan) if behavior is None else behavior,
-            "policy_version": np.full(len(tokens), -1),
-            "finish_reason": "stop" if int(tokens[-1]) in self.stops else "length",
-            "sampled": in_loss if several else None,
-            "episode": Episode(spans=tuple(spans)).to_json() if several else None,
-            # the server runs an example outside the loss, but nothing follows from it
-            "outcome": "trained" if trained else "skipped_zero_advantage",
-            "advantage": float(factor[in_loss].mean()) if trained else 0.0,
-            "token_advantage": None if (factor == factor[0]).all() else factor,
-        }
+        spans = []
+        for i, (ids, text) in enumerate(zip(pieces, texts, strict=True)):
+            sampled = i % 2 == 0
+            role = "assistant" if sampled else "context"
+            spans.append(Span(role=role, tokens=len(ids), text=text, sampled=sampled, turn=i // 2))
+        return spans
 
     def _texts(self, ids: Sequence[Array]) -> list[str]:
         texts = self.tokenizer.batch_decode([part.tolist() for part in ids], skip_special_tokens=True)

@@ -48,15 +48,18 @@ from proxima_tinker.trained_model import SLOTS, TrainedModel, check_adam
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
 
-JSON, PROTOBUF = "application/json", "application/x-protobuf"
+JSON = "application/json"
+PROTOBUF = "application/x-protobuf"
 MOST_BYTES = 1 << 30  # of the requests of one model that wait
 SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
-SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
+SAMPLES_KEPT = 600.0  # seconds; the SDK asks at once, and samples again what is gone
+MOST_SAMPLES = 16_384  # that are kept
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
 JOURNAL = "journal.sqlite"
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
-OTHERS, LOAD = "load or sample other weights", "load saved weights into the model, or make a new one from them"
+OTHERS = "load or sample other weights"
+LOAD = "load saved weights into the model, or make a new one from them"
 RUNS_AGAIN = "Ctrl-C ends the server, which writes the weights when it is started again"
 STATE = "optimizer.safetensors"  # of a checkpoint, with its weights and moments; of a sampler its weights alone
 # by request: the part of the path, and what `STATE` has of each parameter; in its place, external weights have a folder
@@ -251,7 +254,8 @@ class Service:
 
     def _add_model(self, id: str, record: dict[str, Any]) -> None:
         model = self.models[id] = Model(id, record, ComputeLane(self.workers))
-        model.waiting, model.answered = self.journal.pending(id, record["state_seq"]), self.journal.last_answered(id)
+        model.waiting = self.journal.pending(id, record["state_seq"])
+        model.answered = self.journal.last_answered(id)
         model.task = asyncio.ensure_future(self._serve(model))
 
     def model(self, id: str) -> Model:
@@ -284,7 +288,8 @@ class Service:
                     continue
                 model.arrived.clear()
                 try:
-                    async with asyncio.timeout(GAP_SECONDS if model.waiting else None):
+                    longest = GAP_SECONDS if model.waiting else None
+                    async with asyncio.timeout(longest):
                         await model.arrived.wait()
                 except TimeoutError:
                     await self._fail_gap(model)
@@ -358,7 +363,8 @@ class Service:
         except UserError as error:
             answer = self._failed(f"{name} {known.kind}", error)
         except Exception as error:
-            if known.kind in SAVES and (full := as_disk_full(error, self.settings.folder / "models")):
+            full = as_disk_full(error, self.settings.folder / "models") if known.kind in SAVES else None
+            if full:
                 raise full from error
             answer = self._failed(f"{name} {known.kind}", error)
         if done and not _had_effect(known.kind, *answer):  # by another version of the SDK, say
@@ -367,7 +373,8 @@ class Service:
         due = known.kind in ("create_model", "load_weights") or model.work_seconds > STATE_EVERY * model.state_seconds
         if due and changes and model.trained is not None:
             # with its answer: what was loaded may be gone after a restart
-            done |= self._tried(f"{name}: no state", self._write_state, model, seq, None if done else answer)
+            unwritten = None if done else answer
+            done |= self._tried(f"{name}: no state", self._write_state, model, seq, unwritten)
         finish = partial(self.journal.finish, changed=changes and _had_effect(known.kind, *answer))
         return answer, done or self._tried(name, finish, model.id, seq, answer)
 
@@ -415,13 +422,15 @@ class Service:
             return
         file = self._state_file(model, seq)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(file, content := save(self._trained(model).state()))
+        content = save(self._trained(model).state())
+        write_atomic(file, content)
         record = model.record | {"state_seq": seq, "state": astuple(Checksum.of_bytes(content))}
         self.journal.finish(model.id, seq, answer, record)
         model.record = record
         for other in set(file.parent.glob("state-*")) - {file}:
             other.unlink(missing_ok=True)
-        model.work_seconds, model.state_seconds = 0.0, max(0.05, time.monotonic() - began)
+        model.work_seconds = 0.0
+        model.state_seconds = max(0.05, time.monotonic() - began)
 
     # ---- what requests do, in the model's lane -----------------------------------------------------------------------
 
@@ -464,11 +473,13 @@ class Service:
 
     def _do_save(self, model: Model, seq: int, asked: Any) -> Answer:
         """Write training weights, those of a sampler, or a folder to download, by the type of the request."""
-        values, (segment, _) = asked.model_dump(), SAVES[asked.type]
+        values = asked.model_dump()
+        segment, _ = SAVES[asked.type]
         require(values.get("kind") != "inflight", "kind", "inflight", "is not served; save snapshots")
         if values.get("age_encryption_recipients"):
             raise UserError("age_encryption_recipients: files are not encrypted here; leave it out")
-        name = asked.path or (f"unnamed-{seq:09d}" if segment == "sampler_weights" else f"{seq:06d}")
+        unnamed = f"unnamed-{seq:09d}" if segment == "sampler_weights" else f"{seq:06d}"
+        name = asked.path or unnamed
         plain = all(c.isascii() and (c.isalnum() or c in "._-+=") for c in name)
         allowed = plain and not name.startswith(".") and len(name) <= 120
         require(allowed, "path", name, "must be a name of at most 120 of a-z A-Z 0-9 ._-+=, no dot first")
@@ -486,16 +497,22 @@ class Service:
 
     def _write_checkpoint(self, model: Model, seq: int, path: str, asked: Mapping[str, Any]) -> None:
         """Write its folder, then its record: the SDK's `Checkpoint` and whose it is."""
-        trained, folder, (_, slots) = self._trained(model), self._place(path), SAVES[asked["type"]]
+        trained = self._trained(model)
+        folder = self._place(path)
+        _, slots = SAVES[asked["type"]]
         with atomic_folder(folder) as beside:
-            save_file(trained.state(slots), beside / STATE) if slots else save_trained(trained.loaded, beside)
+            if slots:
+                save_file(trained.state(slots), beside / STATE)
+            else:
+                save_trained(trained.loaded, beside)
             write_checksums(beside)
+        lasts = asked["ttl_seconds"]
         record = {
             **types.ParsedCheckpointTinkerPath.from_tinker_path(path).model_dump(),
             "time": date(),
             "size_bytes": sum(file.stat().st_size for file in folder.iterdir()),
             "user_metadata": asked.get("user_metadata"),
-            "expires_at": None if asked["ttl_seconds"] is None else date(asked["ttl_seconds"]),
+            "expires_at": None if lasts is None else date(lasts),
         }
         whose = {"model": model.id, "seq": seq, "spec": model.record["spec"]}
         self.journal.put("checkpoint", path, record | whose)
@@ -635,7 +652,9 @@ class Service:
         if not done:
             return None
         answer = done.pop()
-        return CANCELLED if answer.cancelled() else answer.result()
+        if answer.cancelled():
+            return CANCELLED
+        return answer.result()
 
     def cancel(self, request_id: str) -> None:
         """Stop a sample that its client does not want any more."""
@@ -690,8 +709,10 @@ def checked(what: str, file: Path, written: Checksum | None = None) -> Path:
             return damage_beside_checksums(file)
         return written.difference(file)
 
-    if damage() and (why := damage()):  # a folder may have been replaced during the first look
-        raise UserError(f"{what} {why}", remedy=OTHERS if written is None else LOAD)
+    why = damage() and damage()  # twice: a folder may have been replaced during the first look
+    if why:
+        remedy = OTHERS if written is None else LOAD
+        raise UserError(f"{what} {why}", remedy=remedy)
     return file
 
 

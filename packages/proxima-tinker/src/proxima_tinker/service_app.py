@@ -36,7 +36,8 @@ from proxima_tinker.wire import request_place
 POLL_SECONDS = 20.0  # the SDK gives up after 45
 URL_SECONDS = 3600.0  # of an address of a file, which needs no key
 READ_SECONDS = 60.0  # to receive a body
-SMALL_BODY, SAMPLE_BODY = 1 << 20, 16 << 20  # bytes of JSON, which becomes many times as much in memory
+SMALL_BODY = 1 << 20  # bytes of JSON, which becomes many times as much in memory
+SAMPLE_BODY = 16 << 20
 MOST_CELLS = 1 << 24  # log-probs of tokens of a prompt that an answer may have
 MOST_RANK = 4096
 MOST_TOP_K = 1024  # likely tokens of each sampled one
@@ -103,7 +104,8 @@ class ServiceApp:
             known = name in (None, served, self.service.settings.path)
             require(known, "base_model", name, f"is not served here; {served} is")
             answer = handler(self, asked)
-            answer = await answer if isawaitable(answer) else answer
+            if isawaitable(answer):
+                answer = await answer
         if answer is None:
             return Response(status_code=204)
         if isinstance(answer, Response):
@@ -163,7 +165,8 @@ class ServiceApp:
 
     def checkpoints(self, request: Request) -> Any:
         run = request.path_params.get("run")
-        found, cursor = _page(request, self._checkpoints_of(f"{run}/" if run else ""))
+        place = f"{run}/" if run else ""
+        found, cursor = _page(request, self._checkpoints_of(place))
         return {"checkpoints": found, "cursor": cursor}
 
     def _path(self, request: Request) -> str:
@@ -179,8 +182,10 @@ class ServiceApp:
         urls = {}
         for file in files:
             path = f"{place}/files/{file.name}"
-            query = f"until={until}&signature={self._signature(path, str(until))}"
-            urls[file.name] = str(request.url.replace(path=path, query=query if self.key else ""))
+            query = ""
+            if self.key:
+                query = f"until={until}&signature={self._signature(path, str(until))}"
+            urls[file.name] = str(request.url.replace(path=path, query=query))
         if not urls:
             raise HTTPException(404, "these weights were deleted at this moment")
         return {"urls": urls, "expires": date(URL_SECONDS)}
@@ -254,7 +259,8 @@ class ServiceApp:
     async def forward_backward(self, body: bytes) -> Any:
         model, seq, forward_only = await asyncio.to_thread(request_place, body)
         _within("seq_id", seq, *NUMBER)
-        return await self._submit(model, seq, "forward" if forward_only else "forward_backward", body)
+        kind = "forward" if forward_only else "forward_backward"
+        return await self._submit(model, seq, kind, body)
 
     def get_info(self, asked: Any) -> Any:
         model = self.service.model(asked.model_id)
@@ -274,7 +280,8 @@ class ServiceApp:
     def sample(self, asked: Any) -> Any:
         if asked.prompt_alt_tokens_k or asked.record_stability_info:
             raise UserError("prompt_alt_tokens_k and record_stability_info are not served")
-        sampler, seq = _need(asked, "sampling_session_id"), _need(asked, "seq_id")
+        sampler = _need(asked, "sampling_session_id")
+        seq = _need(asked, "seq_id")
         id = self.service.submit_sample(sampler, seq, self._order(asked, f"{sampler}:{seq}"))
         return {"request_id": id, "sample_sequence_ids": [f"{id}:{i}" for i in range(asked.num_samples)]}
 
@@ -296,8 +303,11 @@ class ServiceApp:
         stop, stops = stop_settings(params.stop, frozenset(self.service.base.stop_tokens))
         sampling = _sampling(params, stop, context - len(ids), vocabulary)
         # a completion is determined by seed, uid and sample; without a seed, by the name of the request
-        digest = zlib.crc32(name.encode())
-        uid, seed = (digest, digest) if params.seed is None else (0, params.seed % 2**SEED_BITS)
+        uid = 0
+        if params.seed is None:
+            uid = seed = zlib.crc32(name.encode())
+        else:
+            seed = params.seed % 2**SEED_BITS
         prompt = Prompt(uid=uid, messages=(), tokens=np.array(ids, np.int32))
         requests = [
             EngineRequest(prompt=prompt, sample=i, sampling=sampling, seed=seed, stop_tokens=stops)
@@ -401,11 +411,13 @@ def _sampling(params: Any, stop: tuple[str, ...], room: int, vocabulary: int) ->
     warm = params.temperature <= 0 or params.temperature >= LEAST_TEMPERATURE
     require(warm, "temperature", params.temperature, f"must be 0 or at least {LEAST_TEMPERATURE:g}")
     require(not 0 < params.top_p < LEAST_TOP_P, "top_p", params.top_p, f"must be at least {LEAST_TOP_P:g}")
+    if params.max_tokens is not None:
+        room = min(params.max_tokens, room)
     return Sampling(
         temperature=params.temperature,
         top_k=min(max(0, params.top_k), vocabulary),
         top_p=params.top_p,
-        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        max_tokens=room,
         stop=stop,
     )
 
@@ -430,9 +442,17 @@ def _targets(tensor: Any, length: int, vocabulary: int) -> Array | None:
 
 def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]]:
     """A page of a list, by the query's `limit` and `offset`."""
-    numbers = [request.query_params.get(name, "") for name in ("limit", "offset")]
-    limit, offset = (int(n) if n.isdecimal() and len(n) < 10 else d for n, d in zip(numbers, (100, 0), strict=True))
+    limit = _number_asked(request, "limit", 100)
+    offset = _number_asked(request, "offset", 0)
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}
+
+
+def _number_asked(request: Request, name: str, default: int) -> int:
+    """A number of the query; the default if there is none that can be read."""
+    text = request.query_params.get(name, "")
+    if text.isdecimal() and len(text) < 10:
+        return int(text)
+    return default
 
 
 def _of_lora(spec: dict[str, Any]) -> dict[str, Any]:
@@ -446,7 +466,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = 422
         reason = " ".join(str(error).split())
     elif isinstance(error, HTTPException):
-        status, reason = error.status_code, error.detail
+        status = error.status_code
+        reason = error.detail
     elif is_disk_full(error):  # the SDK waits after 429, and asks again
         status = 429
         reason = f"{error.filename}: {error.strerror}: free some space; nothing was accepted"

@@ -31,10 +31,16 @@ def _adapted_layers(spec: LoraConfig, base: LoadedModel) -> tuple[str, ...]:
     head = base.model.get_output_embeddings()
     names = set()
     for name, module in base.model.named_modules():
-        if type(module) is nn.Linear:
-            attention = "attn" in name or "attention" in name
-            if spec.train_unembed if module is head else spec.train_attn if attention else spec.train_mlp:
-                names.add(name.rpartition(".")[2])
+        if type(module) is not nn.Linear:
+            continue
+        if module is head:
+            wanted = spec.train_unembed
+        elif "attn" in name or "attention" in name:
+            wanted = spec.train_attn
+        else:
+            wanted = spec.train_mlp
+        if wanted:
+            names.add(name.rpartition(".")[2])
     return tuple(sorted(names))
 
 
@@ -151,7 +157,11 @@ class TrainedModel:
 
     def _targets(self, log_prob: Tensor, data: Sequence[Datum]) -> Targets:
         device = log_prob.device
-        columns = {name: values for name in COLUMNS if (values := column(data, name, device)) is not None}
+        columns = {}
+        for name in COLUMNS:
+            values = column(data, name, device)
+            if values is not None:
+                columns[name] = values
         ends = np.cumsum([0, *(len(datum.tokens) for datum in data)])
         return Targets(log_prob=log_prob, columns=columns, cu_seqlens=torch.from_numpy(ends).to(device))
 
@@ -183,7 +193,10 @@ class TrainedModel:
         out: dict[str, Tensor] = {}
         for name, parameter in self.trained.items():
             slots = {"weight": parameter.detach(), "grad": parameter.grad, **self.optimizer.state.get(parameter, {})}
-            out |= {f"{slot}.{name}": x.contiguous().cpu() for slot in kept if (x := slots.get(slot)) is not None}
+            for slot in kept:
+                values = slots.get(slot)
+                if values is not None:
+                    out[f"{slot}.{name}"] = values.contiguous().cpu()
         return out
 
     def load(self, state: Mapping[str, Tensor], *, optimizer: bool = True) -> None:

@@ -39,6 +39,12 @@ def _decoded(body: bytes) -> Any:
     return message
 
 
+# What follows the key of a field: a number, bytes after their count, or always as many bytes.
+NUMBER = 0
+BYTES = 2
+FIXED = {1: 8, 5: 4}
+
+
 def _checked_parts(body: bytes, at: int = 0, end: int | None = None, left: int = MOST_PARTS) -> int:
     """Count down the fields of a request and of its examples: an empty one of two bytes takes fifty in memory.
 
@@ -46,16 +52,25 @@ def _checked_parts(body: bytes, at: int = 0, end: int | None = None, left: int =
         UserError: there are too many.
     """
     outer = end is None
-    end = len(body) if end is None else min(end, len(body))
+    if end is None:
+        end = len(body)
+    end = min(end, len(body))
     while at < end:
         left -= 1
         if left < 0:
             raise UserError(f"the request has more than {MOST_PARTS:,} parts; send fewer examples at a time")
         key, at = _varint(body, at, end)
-        size, at = _varint(body, at, end) if key & 7 in (0, 2) else ({1: 8, 5: 4}.get(key & 7, end), at)
-        if key & 7 == 2 and outer and key >> 3 == EXAMPLES:
+        wire_type = key & 7
+        if wire_type == NUMBER:
+            _, at = _varint(body, at, end)
+            continue
+        if wire_type == BYTES:
+            size, at = _varint(body, at, end)
+        else:
+            size = FIXED.get(wire_type, end)
+        if wire_type == BYTES and outer and key >> 3 == EXAMPLES:
             left = _checked_parts(body, at, at + size, left)
-        at += size if key & 7 else 0
+        at += size
     return left
 
 
@@ -63,7 +78,8 @@ def _varint(body: bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 64:
         value |= (body[at] & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
+        shift += 7
         if body[at - 1] < 128:
             break
     return value, at
@@ -81,12 +97,11 @@ def read_forward_backward(body: bytes) -> tuple[str, dict[str, float | str], lis
         config[name] = value.text if value.WhichOneof("value") == "text" else value.number
     if not message.data:
         raise UserError("the request has no examples")
-    sparse = sum(
-        math.prod(abs(n) for n in tensor.shape)
-        for datum in message.data
-        for tensor in datum.loss_fn_inputs.values()
-        if tensor.WhichOneof("encoding") == "sparse_csr"
-    )
+    sparse = 0
+    for datum in message.data:
+        for tensor in datum.loss_fn_inputs.values():
+            if tensor.WhichOneof("encoding") == "sparse_csr":
+                sparse += math.prod(abs(n) for n in tensor.shape)
     # a few bytes may stand for any number of cells, even for one that has too many digits to be written
     bound = f"is too large for a request, at most {MOST_SPARSE}"
     require(sparse <= MOST_SPARSE, "cells of sparse tensors", min(sparse, 1 << 63), bound)
@@ -132,7 +147,8 @@ def _dense(csr: Any, dtype: Any, shape: tuple[int, ...]) -> Array:
     if len(shape) != 2:
         raise ValueError(f"a sparse tensor of shape {list(shape)[:9]} is not a matrix")
     starts = np.frombuffer(csr.crow_indices, "<i8")
-    columns, values = np.frombuffer(csr.col_indices, "<i8"), np.frombuffer(csr.values, dtype)
+    columns = np.frombuffer(csr.col_indices, "<i8")
+    values = np.frombuffer(csr.values, dtype)
     # each number of `rows` is bounded by itself: a sum of what a client sends may wrap around
     rows = np.diff(starts)
     fit = len(starts) == shape[0] + 1 and len(columns) == len(values)
@@ -163,5 +179,6 @@ def forward_backward_answer(outputs: Sequence[dict[str, Array]], metrics: dict[s
 
 def write_top_k(message: Any, ids: Array, log_probs: Array) -> None:
     """Fill the SDK's table of the likeliest tokens of each position, [T, K]."""
-    message.token_ids, message.logprobs = ids.astype("<i4").tobytes(), log_probs.astype("<f4").tobytes()
+    message.token_ids = ids.astype("<i4").tobytes()
+    message.logprobs = log_probs.astype("<f4").tobytes()
     message.length, message.k = ids.shape

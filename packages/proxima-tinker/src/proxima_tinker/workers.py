@@ -40,7 +40,8 @@ class ComputeLane(ComputeThread):
 
     def __init__(self, workers: Workers) -> None:
         super().__init__()
-        self.workers, self.jobs = workers, deque[Job]()  # the first runs or waits for a thread
+        self.workers = workers
+        self.jobs = deque[Job]()  # the first runs or waits for a thread
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
         job: Job = (Future(), call, arguments)
