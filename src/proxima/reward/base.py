@@ -240,7 +240,10 @@ class PooledReward(WeightedReward):
 
     def unreadable_one(self, answer: Any) -> str | None:
         job = self.answer_job(answer)
-        return job.run()["why"] if isinstance(job, Job) else job
+        if isinstance(job, Job):
+            why: str | None = job.run()["why"]
+            return why
+        return job
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         if self.completions_per_call == 1:
@@ -376,9 +379,12 @@ def first_reason(reasons: Sequence[str | None]) -> str | None:
     """The first of the reasons why answers can't be read, with its number if there are several answers; None if there
     is no reason."""
     numbered = [(number, why) for number, why in enumerate(reasons) if why is not None]
-    if not numbered or len(reasons) == 1:
-        return numbered[0][1] if numbered else None
-    return "element {}: {}".format(*numbered[0])
+    if not numbered:
+        return None
+    number, why = numbered[0]
+    if len(reasons) == 1:
+        return why
+    return f"element {number}: {why}"
 
 
 def best_score(scores: Sequence[Score]) -> Score:

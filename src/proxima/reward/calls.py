@@ -50,7 +50,10 @@ class RewardCalls:
         """The scores of the completions of a prompt."""
         if self.compute is not None:
             return await self.compute.run(own_scores, self.reward, prompt, completions)
-        return [score for completion in completions for score in own_scores(self.reward, prompt, [completion])]
+        scores = []
+        for completion in completions:
+            scores += own_scores(self.reward, prompt, [completion])
+        return scores
 
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         """The scores of a whole batch; a failed call fails every completion."""
@@ -108,8 +111,11 @@ class ThreadCalls(RewardCalls):
         size = self.reward.completions_per_call or max(1, len(completions))
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
         waiting = (self._run(partial(own_scores, self.reward, prompt, call), self.timeout) for call in calls)
-        columns = zip(await asyncio.gather(*waiting), calls, strict=True)
-        return [score for scores, call in columns for score in of_each(scores, call)]
+        results = await asyncio.gather(*waiting)
+        scores = []
+        for result, call in zip(results, calls, strict=True):
+            scores += of_each(result, call)
+        return scores
 
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         call = partial(_batch_scores, self.reward, groups)
@@ -174,10 +180,14 @@ class WorkerCalls(RewardCalls):
         self.timeout = timeout
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
-        jobs = [self._answer_jobs(answer) for answer in answers]
-        results = self.pool.run_now([job for several in jobs for job in several if isinstance(job, Job)])
-        whys = ((r.error if r.value is None else r.value["why"]) for r in results)
-        return [first_reason([next(whys) if isinstance(job, Job) else job for job in several]) for several in jobs]
+        checks = [self._answer_jobs(answer) for answer in answers]
+        jobs = [check for of_answer in checks for check in of_answer if isinstance(check, Job)]
+        results = iter(self.pool.run_now(jobs))
+        reasons = []
+        for of_answer in checks:
+            whys = [_why(next(results)) if isinstance(check, Job) else check for check in of_answer]
+            reasons.append(first_reason(whys))
+        return reasons
 
     def _answer_jobs(self, answer: Any) -> list[Job | str | None]:
         """The checks of an answer: for each of several right answers, a job or its result."""
@@ -193,15 +203,21 @@ class WorkerCalls(RewardCalls):
         rows = attempted(partial(reward.rows, prompt))
         if isinstance(rows, Score):
             return of_each(rows, completions)
-        jobs = [attempted(partial(reward.job, row, completion)) for completion in completions for row in rows]
+        jobs: list[Job | Score] = []
+        for completion in completions:
+            jobs += [attempted(partial(reward.job, row, completion)) for row in rows]
         # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
-        keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
-        distinct = {key: job for key, job in keyed if isinstance(job, Job)}
+        keys: list[str | int] = list(range(len(jobs)))
+        if reward.where == "text":
+            keys = [_key(job, i) for i, job in enumerate(jobs)]
+        distinct = {key: job for key, job in zip(keys, jobs, strict=True) if isinstance(job, Job)}
         results = dict(zip(distinct, await self.pool.run(list(distinct.values())), strict=True))
-        scores = [
-            job if isinstance(job, Score) else _parsed(results[key], partial(reward.parse_result, rows[i % len(rows)]))
-            for i, (key, job) in enumerate(keyed)
-        ]
+        scores = []
+        for i, (key, job) in enumerate(zip(keys, jobs, strict=True)):
+            if isinstance(job, Job):
+                row = rows[i % len(rows)]
+                job = _parsed(results[key], partial(reward.parse_result, row))
+            scores.append(job)
         return [best_score(scores[first : first + len(rows)]) for first in range(0, len(scores), len(rows))]
 
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
@@ -221,22 +237,29 @@ def make_pools(
         elif reward.where in ("text", "function"):
             reason = f"has where={reward.where!r} and does not derive from PooledReward"
             raise FieldError("reward", reward.label, reason, remedy="derive from it, or leave `where` out for a thread")
-    return {
-        name: (pool or WorkerPool)(
+    pools = {}
+    for name, members in sorted(kinds.items()):
+        setup = [reward.setup_job() for reward in members]
+        pools[name] = (pool or WorkerPool)(
             workers,
             timeout=timeout,
             warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
-            setup=[job for reward in members if (job := reward.setup_job())],
+            setup=[job for job in setup if job],
             restricted=name == "text",
             memory_mb=TEXT_MEMORY_MB if name == "text" else memory_mb,
             sandbox=shared_sandbox(members, workers * memory_mb),
-            code_servers={
-                kind: max(reward.code_servers.get(kind, 0) for reward in members)
-                for kind in sorted({kind for reward in members for kind in reward.code_servers})
-            },
+            code_servers=_code_servers(members),
         )
-        for name, members in sorted(kinds.items())
-    }
+    return pools
+
+
+def _code_servers(rewards: Sequence[PooledReward]) -> dict[str, int]:
+    """The servers of code that any of the rewards needs, each with the largest memory that one asks for."""
+    largest: dict[str, int] = {}
+    for reward in rewards:
+        for kind, memory_mb in reward.code_servers.items():
+            largest[kind] = max(memory_mb, largest.get(kind, 0))
+    return dict(sorted(largest.items()))
 
 
 def shared_sandbox(rewards: Sequence[PooledReward], memory_mb: int) -> Any:
@@ -245,12 +268,22 @@ def shared_sandbox(rewards: Sequence[PooledReward], memory_mb: int) -> Any:
     Args:
         memory_mb: MiB that the workers may need in addition to the sandbox's own; 0: unlimited.
     """
-    boxes = [box for reward in rewards if (box := reward.workers_sandbox) is not None]
-    readable = tuple(dict.fromkeys(path for box in boxes for path in box.readable))
+    sandboxes = [reward.workers_sandbox for reward in rewards]
+    boxes = [box for box in sandboxes if box is not None]
     if not boxes:
         return None
-    memory_mb += boxes[0].memory_mb if memory_mb else 0
+    readable = tuple(dict.fromkeys(path for box in boxes for path in box.readable))
+    if memory_mb:
+        memory_mb += boxes[0].memory_mb
     return replace(boxes[0], readable=readable, memory_mb=memory_mb)
+
+
+def _why(checked: JobResult) -> str | None:
+    """The reason why a worker can't read an answer, or why it did not try."""
+    if checked.value is None:
+        return checked.error
+    why: str | None = checked.value["why"]
+    return why
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:

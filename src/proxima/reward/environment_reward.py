@@ -25,16 +25,17 @@ class EnvironmentReward(WeightedReward):
     where = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        if completion.episode is None or completion.episode.reward is None:
-            if completion.episode is None:
-                what = "is not an episode"
-            else:
-                what = "got no reward from its environment"
-            why = completion.episode.unrewarded if completion.episode is not None else ""
-            raise ValueError(f"the completion {what}: {why}" if why else f"the completion {what}")
-        rewards = completion.episode.rewards
-        players = {player: self._score(reward) for player, reward in rewards.items()}
-        return replace(self._score(completion.episode.reward), players=players, parts=completion.episode.parts)
+        episode = completion.episode
+        if episode is None:
+            raise ValueError("the completion is not an episode")
+        if episode.reward is None:
+            problem = "the completion got no reward from its environment"
+            if episode.unrewarded:
+                problem += f": {episode.unrewarded}"
+            raise ValueError(problem)
+        players = {player: self._score(reward) for player, reward in episode.rewards.items()}
+        return replace(self._score(episode.reward), players=players, parts=episode.parts)
 
     def _score(self, reward: float) -> Score:
-        return Score(value=reward, correct=None if self.correct_from is None else reward >= self.correct_from)
+        correct = None if self.correct_from is None else reward >= self.correct_from
+        return Score(value=reward, correct=correct)

@@ -119,7 +119,9 @@ class UserFunction(PooledReward):
         """The file that defines the function; None for a module without a file."""
         module = self.absolute_path.rpartition(":")[0]
         file = module if module.endswith(".py") else module_file(sys.modules.get(module))
-        return None if file is None else Path(file)
+        if file is None:
+            return None
+        return Path(file)
 
     @cached_property
     def source(self) -> str | None:
@@ -264,7 +266,8 @@ class CallShape:
         leading: tuple[str, ...] = ()
         if style == "each" and not by_name.intersection((*PASSED["each"], EPISODE)):
             leading = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)[:2]
-            leading += PASSED["each"][len(leading) :] if inspect.Parameter.VAR_POSITIONAL in kinds else ()
+            if inspect.Parameter.VAR_POSITIONAL in kinds:
+                leading += PASSED["each"][len(leading) :]
             if len(leading) < 2:
                 raise TypeError("name a parameter completion")
         rest = [p for p in parameters if p.name not in leading]
@@ -307,7 +310,10 @@ class CallShape:
 
     def columns(self, row: "HasColumns") -> dict[str, Any]:
         """The values of a row that the function can take by name; verl's `ground_truth` may be in another column."""
-        return row_columns(row) | (_ground_truth(row) if self.style == "verl" else {})
+        columns = row_columns(row)
+        if self.style == "verl":
+            columns |= _ground_truth(row)
+        return columns
 
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
         """The arguments with which a worker calls the function for a completion. A prompt or completion passed as an
@@ -320,13 +326,14 @@ class CallShape:
             return {"values": self._chosen(passed_by_name), "verl": True}
         names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
         texts = {"prompt": prompt.question, "completion": completion.text}
+        of_kind: dict[str, Prompt | Completion] = {"prompt": prompt, "completion": completion}
         objects = {}
         passed: dict[str, Any] = {}
         for kind, name in names.items():
             if name in self.texts:
                 passed[name] = texts[kind]
             elif self.leading or self.everything or name in self.named:
-                passed[name] = (prompt if kind == "prompt" else completion).to_json()
+                passed[name] = of_kind[kind].to_json()
                 objects[kind] = name
         columns = {name: value for name, value in columns.items() if name not in names.values()}
         return {"values": passed | self._chosen(columns), "positional": len(self.leading), **objects}
@@ -334,17 +341,20 @@ class CallShape:
     def for_group(self, prompt: Prompt, completions: Sequence[Completion], chat: bool | None) -> dict[str, Any]:
         """The keyword arguments of a function that takes lists."""
         count = len(completions)
-        values = {name: [value] * count for name, value in row_columns(prompt).items()}
-        values.pop("prompt", None), values.pop("completion", None)
+        columns = row_columns(prompt)
+        values = {name: [value] * count for name, value in columns.items() if name not in ("prompt", "completion")}
         if EPISODE in self.named:
             values = {EPISODE: list(map(messages_of, completions))} | values
-        if prompt.chat if chat is None else chat:
+        if chat is None:
+            chat = prompt.chat
+        if chat:
             values["prompts"] = [list(prompt.messages)] * count
             values["completions"] = list(map(messages_of, completions))
         else:
             values["prompts"] = [prompt.question] * count
             values["completions"] = [completion.text for completion in completions]
-        return self._chosen(values | {"completion_ids": [completion.tokens.tolist() for completion in completions]})
+        values["completion_ids"] = [completion.tokens.tolist() for completion in completions]
+        return self._chosen(values)
 
     def _chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if self.everything or name in self.named}
@@ -363,7 +373,9 @@ def messages_of(completion: Completion) -> list[dict[str, str]]:
     template changed them later; without an episode, the completion's text."""
     spans: dict[tuple[int, bool], Span] = {}
     for path in completion.paths:
-        for span in path.episode.spans if path.episode is not None else ():
+        if path.episode is None:
+            continue
+        for span in path.episode.spans:
             key = span.turn, span.role != "assistant"
             if span.sampled or key not in spans:
                 spans[key] = span
@@ -382,7 +394,10 @@ class HasColumns(Protocol):
 
 def row_columns(row: HasColumns) -> dict[str, Any]:
     """The row's columns; `answer` is the column that the task maps as the answer, if any."""
-    return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
+    columns = dict(row.metadata)
+    if row.answer is not None:
+        columns["answer"] = row.answer
+    return columns
 
 
 def _ground_truth(row: HasColumns) -> dict[str, Any]:
@@ -391,10 +406,6 @@ def _ground_truth(row: HasColumns) -> dict[str, Any]:
     if row.answer is not None:
         return {"ground_truth": row.answer}
     nested = row.metadata.get("reward_model")
-    if isinstance(nested, Mapping) and "ground_truth" not in row.metadata:
-        columns = nested
-    else:
-        columns = {}
-    if "ground_truth" in columns:
-        return {"ground_truth": columns["ground_truth"]}
-    return {}
+    if not isinstance(nested, Mapping) or "ground_truth" in row.metadata or "ground_truth" not in nested:
+        return {}
+    return {"ground_truth": nested["ground_truth"]}

@@ -95,8 +95,7 @@ class Http(WeightedReward):
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
         try:
-            # an integer that is too large for a float is infinite, and not a valid score
-            response = parse_json(data, parse_int=lambda digits: int(digits) if len(digits) <= 300 else float(digits))
+            response = parse_json(data, parse_int=_integer)
         except (TooLargeError, UnreadableError) as error:
             verb = "has" if isinstance(error, TooLargeError) else "is"
             raise ValueError(f"the answer {verb} {error}") from None
@@ -116,15 +115,23 @@ class Http(WeightedReward):
             for c in completions
         ]
         body = json.dumps({"prompt": prompt_fields, "completions": sent}).encode()
+        token = "" if self.token_env is None else bearer_token(self.token_env, "token_env")
         sending = post(
             self.url,
             lambda attempt: body,
-            token="" if self.token_env is None else bearer_token(self.token_env, "token_env"),
+            token=token,
             limit=RESPONSE_BYTES + COMPLETION_BYTES * len(sent),
             attempts=PostLimits(seconds=self.seconds, retries=self.retries, backoff=self.backoff),
             read=bytes,
         )
         return asyncio.run(sending)
+
+
+def _integer(digits: str) -> int | float:
+    """One that is too large for a float is infinite, and not a valid score."""
+    if len(digits) > 300:
+        return float(digits)
+    return int(digits)
 
 
 def _score(item: Any) -> Score:
@@ -138,7 +145,8 @@ def _score(item: Any) -> Score:
             return Score.failed(" ".join(str(item["error"]).split())[:300] or "an empty error message")
         if "value" not in item:
             raise ValueError(f"a score without 'value' (keys: {', '.join(item)[:80] or 'none'})")
-        parts, correct = item.get("parts"), item.get("correct")
+        parts = item.get("parts")
+        correct = item.get("correct")
         if not isinstance(parts, dict | None) or len(parts or ()) > MAX_PARTS:
             raise ValueError(f"returned parts={parts!r:.80}, expected an object with at most {MAX_PARTS} numbers")
         if not isinstance(correct, bool | None):

@@ -160,7 +160,9 @@ class Judge(WeightedReward):
     def endpoint(self) -> str:
         """The address of the requests."""
         address = self.url.rstrip("/")
-        return address if address.endswith(PATH) else address + PATH
+        if address.endswith(PATH):
+            return address
+        return address + PATH
 
     def sends(self) -> str:
         right = ", its row's right answer" if self.show_answer else ""
@@ -209,11 +211,9 @@ class Judge(WeightedReward):
     def _right_answer(self, prompt: Prompt) -> str | None:
         if not self.show_answer or prompt.answer is None:
             return None
-        if isinstance(prompt.answer, list):
-            answers = prompt.answer
-        else:
-            answers = [prompt.answer]
-        return "\nor\n".join(each if isinstance(each, str) else dumps(each) for each in answers)
+        answers = prompt.answer if isinstance(prompt.answer, list) else [prompt.answer]
+        texts = [answer if isinstance(answer, str) else dumps(answer) for answer in answers]
+        return "\nor\n".join(texts)
 
     def _answer(self, completion: Completion) -> str:
         if not self.transcript or completion.episode is None:
@@ -288,7 +288,9 @@ class Judge(WeightedReward):
             PostFailed: the server gives none. UnusableError: none can be read.
         """
         began = monotonic()
-        known = self._server.grammar if self.grammar == "auto" else self.grammar
+        known = self.grammar
+        if known == "auto":
+            known = self._server.grammar
         *others, last = ("json_schema", "none") if known == "auto" else (known,)
         for grammar in others:
             try:
@@ -371,7 +373,9 @@ def _message(data: bytes) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(content, str):
         raise UnusableError("the response has no text")
     usage = made.get("usage")
-    return content, usage if isinstance(usage, dict) else {}
+    if not isinstance(usage, dict):
+        usage = {}
+    return content, usage
 
 
 def _count(value: Any) -> int | None:

@@ -93,30 +93,27 @@ def asked(
     """
     shown = [as_data(without_middle(text, characters)) for text in answers]
     asked_for = as_data(without_middle(question.text, characters))
-    if question.answer is None:
-        right = None
-    else:
+    right = None
+    if question.answer is not None:
         right = as_data(without_middle(question.answer, characters))
     marker = _digest(asked_for, right, *sorted(shown))[:MARKER_DIGITS]
     order = sorted(range(len(shown)), key=lambda number: _digest(str(seed), answers[number]))
     blocks = [("question", asked_for)]
+    what = "a question"
     if right is not None:
         blocks.append(("right answer", right))
-    for place, number in enumerate(order, 1):
-        blocks.append((f"answer {place}" if compares else "answer", shown[number]))
-    what = "a question" + (", its right answer" if right is not None else "")
-    what += f" and {len(order)} answers" if compares else " and an answer"
+        what += ", its right answer"
     if compares:
+        blocks += [(f"answer {place}", shown[number]) for place, number in enumerate(order, 1)]
+        what += f" and {len(order)} answers"
+        rules = _GROUP.format(scale=scale)
         form = '{"reason": "one sentence", "scores": [number, …]}'
     else:
+        blocks += [("answer", shown[number]) for number in order]
+        what += " and an answer"
+        rules = _EACH.format(scale=scale)
         form = '{"reason": "one sentence", "score": number}'
-    system = _TASK.format(
-        criterion=criterion,
-        what=what,
-        marker=marker,
-        order=(_GROUP if compares else _EACH).format(scale=scale),
-        form=form,
-    )
+    system = _TASK.format(criterion=criterion, what=what, marker=marker, order=rules, form=form)
     user = "\n".join(f"[[{marker} {name}]]\n{text}\n[[end {marker}]]" for name, text in blocks)
     messages = ({"role": "system", "content": system}, {"role": "user", "content": user})
     return Asked(messages, _schema(len(order), scale, compares), tuple(order))
@@ -142,13 +139,14 @@ def read_verdict(content: str, answers: int, scale: int, compares: bool) -> Verd
     Raises:
         UnusableError: it is anything else.
     """
+    text = content
     if _THOUGHT.match(content):
         text = _THOUGHT.sub("", content, count=1)
-    else:
-        text = content
     block = _BLOCK.fullmatch(text)
+    if block:
+        text = block[1]
     try:
-        found = parse_json(block[1] if block else text)
+        found = parse_json(text)
     except (TooLargeError, UnreadableError):
         raise UnusableError(f"the verdict is not one JSON object: {_shown(content)}") from None
     key = "scores" if compares else "score"
@@ -164,12 +162,14 @@ def read_verdict(content: str, answers: int, scale: int, compares: bool) -> Verd
 
 
 def _schema(answers: int, scale: int, compares: bool) -> dict[str, Any]:
-    number: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": scale}
-    listed = {"type": "array", "items": number, "minItems": answers, "maxItems": answers}
-    key = "scores" if compares else "score"
+    verdict: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": scale}
+    key = "score"
+    if compares:
+        verdict = {"type": "array", "items": verdict, "minItems": answers, "maxItems": answers}
+        key = "scores"
     return {
         "type": "object",
-        "properties": {"reason": {"type": "string"}, key: listed if compares else number},
+        "properties": {"reason": {"type": "string"}, key: verdict},
         "required": ["reason", key],
         "additionalProperties": False,
     }

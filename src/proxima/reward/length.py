@@ -94,4 +94,6 @@ class MissingEos(WeightedReward):
     where = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        return Score(value=-1.0 if completion.truncated else 0.0)
+        if completion.truncated:
+            return Score(value=-1.0)
+        return Score(value=0.0)

@@ -138,12 +138,14 @@ class ModelReward(WeightedReward):
         return ScalarModel(loaded, compute_dtype=computed)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        rows, scores = dict[int, Trajectory](), list[Score]()
+        rows: dict[int, Trajectory] = {}
+        scores: list[Score] = []
         longest = self._scorer.loaded.max_length
         limit = min(self.max_tokens or longest, longest)
+        room = limit if self.end_truncated else 0
         for i, completion in enumerate(completions):
             try:
-                row = self._trajectory(prompt, completion, limit if self.end_truncated else 0)
+                row = self._trajectory(prompt, completion, room)
             except UserError as error:
                 scores.append(Score.failed(str(error)))
                 continue
@@ -164,7 +166,11 @@ class ModelReward(WeightedReward):
         return int(read_tokens([{"role": "user", "content": "?"}], ".", tokenizer)[1][-1])
 
     def _normalized(self, values: Any) -> Any:
-        mean, deviation = (score_normalization(self._scorer.model.config) if self.normalize else None) or (0.0, 1.0)
+        mean = 0.0
+        deviation = 1.0
+        known = score_normalization(self._scorer.model.config) if self.normalize else None
+        if known:
+            mean, deviation = known
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
@@ -172,7 +178,9 @@ class ModelReward(WeightedReward):
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")
-            group, before, tokens = prompt.uid, prompt.tokens, completion.tokens
+            group = prompt.uid
+            before = prompt.tokens
+            tokens = completion.tokens
         else:
             messages = prompt.messages
             if is_begun(messages) and completion.text.startswith(messages[-1]["content"]):

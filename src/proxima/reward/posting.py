@@ -155,9 +155,12 @@ async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: in
         status = response.status_code
         if not response.is_success:
             wait = response.headers.get("Retry-After", "")
-            note = ", a redirect, which is not followed" if 300 <= status < 400 else ""
-            message = f"{url} answers {status} {response.reason_phrase[:80]}{note}{await _explanation(response, token)}"
-            raise PostFailed(message, status, float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0)
+            seconds = float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0
+            message = f"{url} answers {status} {response.reason_phrase[:80]}"
+            if 300 <= status < 400:
+                message += ", a redirect, which is not followed"
+            message += await _explanation(response, token)
+            raise PostFailed(message, status, seconds)
         try:
             return await read_body(response, limit)
         except (TooLargeError, UnreadableError) as error:
@@ -170,14 +173,21 @@ async def _explanation(response: httpx.Response, token: str) -> str:
     if "Content-Length" in response.headers:  # don't wait for the end of a stream
         with suppress(ValueError, httpx.TransportError):
             content = parse_json(await read_body(response, ERROR_BYTES))
-    if isinstance(content, dict):
-        whys = [content.get(key) for key in ("error", "detail", "message")]
-    else:
-        whys = []
-    whys = [why.get("message") if isinstance(why, dict) else why for why in whys]
-    why = next((" ".join(why.split()) for why in whys if isinstance(why, str)), "")
-    shown = without_secrets(without(why, token))  # before it is cut: a part of the token is secret, too
+    shown = without_secrets(without(_reason(content), token))  # before it is cut: a part of the token is secret, too
     return f": {shown[:200]}" if shown else ""
+
+
+def _reason(content: Any) -> str:
+    """The first text on one line under a key of an error, or under its `message`; empty: there is none."""
+    if not isinstance(content, dict):
+        return ""
+    for key in ("error", "detail", "message"):
+        why = content.get(key)
+        if isinstance(why, dict):
+            why = why.get("message")
+        if isinstance(why, str):
+            return " ".join(why.split())
+    return ""
 
 
 def bearer_token(variable: str, field: str) -> str:
@@ -191,12 +201,10 @@ def bearer_token(variable: str, field: str) -> str:
 
 def without(said: S, token: S) -> S:
     """What a server said, without the token, if there is one."""
-    hidden: Any
-    if isinstance(said, str):
-        hidden = HIDDEN
-    else:
-        hidden = HIDDEN.encode()
-    return said.replace(token, hidden) if token else said
+    if not token:
+        return said
+    hidden: Any = HIDDEN if isinstance(said, str) else HIDDEN.encode()
+    return said.replace(token, hidden)
 
 
 def token_note(variable: str | None) -> str:

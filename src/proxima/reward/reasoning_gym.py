@@ -71,4 +71,6 @@ class ReasoningGymReward(PooledReward):
         inside = own if self.tag is None else last_tagged(text, self.tag)
         if inside is None and not self.strict:
             inside = own
-        return None if inside is None else inside.strip()
+        if inside is None:
+            return None
+        return inside.strip()

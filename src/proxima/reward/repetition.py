@@ -32,7 +32,10 @@ class NgramReward(WeightedReward):
         model wrote in the last path."""
         of: Sequence[Hashable] = completion.text.lower().split()
         if self.unit == "tokens":
-            of = completion.tokens[... if completion.sampled is None else completion.sampled].tolist()
+            tokens = completion.tokens
+            if completion.sampled is not None:
+                tokens = tokens[completion.sampled]
+            of = tokens.tolist()
         return list(zip(*(of[start:] for start in range(self.n)), strict=False))
 
 
@@ -63,7 +66,10 @@ class Repetition(NgramReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         grams = self.ngrams(completion)
-        return Score(value=0.0 - self.max_penalty * (1 - len(set(grams)) / len(grams)) if grams else 0.0)
+        if not grams:
+            return Score(value=0.0)
+        repeated = 1 - len(set(grams)) / len(grams)
+        return Score(value=0.0 - self.max_penalty * repeated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,13 @@ class Diversity(NgramReward):
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         sets = [[set(self.ngrams(c)) for c in group.completions] for group in groups]
-        seen: Counter[tuple[Hashable, ...]] = Counter(gram for group in sets for grams in group for gram in grams)
-        return [
-            [Score(value=sum(seen[x] == 1 for x in grams) / max(1, len(grams))) for grams in group] for group in sets
-        ]
+        seen: Counter[tuple[Hashable, ...]] = Counter()
+        for group in sets:
+            for grams in group:
+                seen.update(grams)
+
+        def score(grams: set[tuple[Hashable, ...]]) -> Score:
+            alone = sum(seen[gram] == 1 for gram in grams)
+            return Score(value=alone / max(1, len(grams)))
+
+        return [[score(grams) for grams in group] for group in sets]

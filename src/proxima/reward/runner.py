@@ -79,7 +79,8 @@ class RewardRunner:
         at_once = reward.where == "inline" and reward.completions_per_call == 1
         in_compute = reward.where == "compute" and self.compute is not None
         if (at_once or in_compute) and not reward.whole_batch:
-            return RewardCalls(reward, self.compute if in_compute else None)
+            compute = self.compute if in_compute else None
+            return RewardCalls(reward, compute)
 
         return ThreadCalls(reward, reward.concurrency or workers, self.timeout)
 
@@ -110,7 +111,10 @@ class RewardRunner:
 
     def notes(self) -> list[str]:
         """Lines of the rewards for the user at the start of a run, each once."""
-        return list(dict.fromkeys(note for reward in self.rewards for note in reward.notes()))
+        notes: dict[str, None] = {}
+        for reward in self.rewards:
+            notes |= dict.fromkeys(reward.notes())
+        return list(notes)
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         """For each row's answer, the reason why a reward of nonzero weight can't score that row, or None; blocks.
@@ -147,11 +151,13 @@ class RewardRunner:
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order. A failed episode is invalid and passed to no reward."""
-        failed = [Score.failed(c.episode.failure) if c.episode and c.episode.failure else None for c in completions]
-        if any(failed):
-            playable = [c for c, score in zip(completions, failed, strict=True) if score is None]
-            scores = iter(await self.score(prompt, playable) if playable else ())
-            return [score or next(scores) for score in failed]
+        playable = [completion for completion in completions if not _failure(completion)]
+        if len(playable) < len(completions):
+            scores: Iterator[Score] = iter(())
+            if playable:
+                scores = iter(await self.score(prompt, playable))
+            whys = map(_failure, completions)
+            return [Score.failed(why) if why else next(scores) for why in whys]
         columns = await self._columns(False, [prompt.uid], lambda i: self._calls[i].group(prompt, completions))
         before = Score(value=0.0)
         last = not self._batch_counts
@@ -200,22 +206,22 @@ class RewardRunner:
     def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
         """Add the scores of more rewards, by index, to a score and to those of its players; `last` if no reward of
         nonzero weight follows."""
-        names = dict.fromkeys(name for score in (before, *added.values()) for name in score.players)
-        players = {
-            name: self._sum(
-                before.players.get(name, before), {i: s.players.get(name, s) for i, s in added.items()}, last
-            )
-            for name in names
-        }
+        names = dict.fromkeys(before.players)
+        for score in added.values():
+            names |= dict.fromkeys(score.players)
+        players = {}
+        for name in names:
+            own = {i: score.players.get(name, score) for i, score in added.items()}
+            players[name] = self._sum(before.players.get(name, before), own, last)
         return replace(self._sum(before, added, last), players=players)
 
     def _sum(self, before: Score, added: dict[int, Score], last: bool) -> Score:
         parts = dict(before.parts)
+        errors = []
         if not before.valid:
-            errors = [before.error or "no score"]
-        else:
-            errors = []
-        value, correct = before.value, before.correct
+            errors.append(before.error or "no score")
+        value = before.value
+        correct = before.correct
         for i, score in added.items():
             label = self.labels[i]
             weight = self.rewards[i].weight
@@ -228,16 +234,25 @@ class RewardRunner:
                 value += weight * score.value
             elif weight != 0:
                 errors.append(f"{label}: {score.error}")
-            correct = score.correct if correct is None else correct
+            if correct is None:
+                correct = score.correct
         counting = [reward.label for reward in self.rewards if reward.weight != 0]
         if last and counting and not errors and parts.keys().isdisjoint(counting):
             errors.append("no reward applies to this row")
         if not errors and not abs(value) <= LARGEST:
             errors = [f"the weighted sum of the rewards is {value:g}, expected a number within ±{LARGEST:g}"]
         if errors:  # they may quote model output, and are printed to a terminal
-            error = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
-            return replace(Score.failed(error), parts=parts, correct=correct)
+            text = "; ".join(errors)
+            printable = [char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text]
+            return replace(Score.failed("".join(printable)), parts=parts, correct=correct)
         return Score(value=value, parts=parts, correct=correct)
+
+
+def _failure(completion: Completion) -> str | None:
+    """The reason why the completion's episode failed; empty or None if it did not."""
+    if completion.episode is None:
+        return None
+    return completion.episode.failure
 
 
 @contextmanager

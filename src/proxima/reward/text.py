@@ -34,8 +34,11 @@ class Exact(WeightedReward):
         return missing_answer(answer) or solution_hint(str(answer))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        text, expected = completion.own_text(prompt.begun).strip(), str(required_answer(prompt, self.kind)).strip()
-        return binary_score(text.casefold() == expected.casefold() if self.ignore_case else text == expected)
+        text = completion.own_text(prompt.begun).strip()
+        expected = str(required_answer(prompt, self.kind)).strip()
+        if self.ignore_case:
+            return binary_score(text.casefold() == expected.casefold())
+        return binary_score(text == expected)
 
 
 @dataclass(frozen=True, kw_only=True)

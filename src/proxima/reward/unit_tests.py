@@ -100,26 +100,27 @@ class UnitTests(PooledReward):
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         tests = as_tests(required_answer(prompt, self.kind), self.entry_point)
-        if self.entry_point is None:
-            entry_point = None
-        else:
-            entry_point = _column(prompt, self.entry_point)
-        if self.setup is None:
-            setup = ""
-        else:
-            setup = _column(prompt, self.setup)
+        entry_point = None if self.entry_point is None else _column(prompt, self.entry_point)
+        setup = "" if self.setup is None else _column(prompt, self.setup)
         code = code_of(completion.text)
         if not code.strip():
             return self.parse_result(prompt, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
-        arguments: dict[str, Any] = {"code": code, "tests": tests, "setup": setup, "entry_point": entry_point}
-        arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb, "sandbox": sandbox_kind(self.sandbox)}
+        arguments: dict[str, Any] = {
+            "code": code,
+            "tests": tests,
+            "setup": setup,
+            "entry_point": entry_point,
+            "seconds": self.seconds,
+            "memory_mb": self.memory_mb,
+            "sandbox": sandbox_kind(self.sandbox),
+        }
         return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader has its own limit
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         parts = {name: float(result[name]) for name in ("passed", "runs", "timed_out")}
-        passed = parts["passed"]
         correct = parts["passed"] == 1
-        return Score(value=passed if self.partial else float(correct), correct=correct, parts=parts)
+        value = parts["passed"] if self.partial else float(correct)
+        return Score(value=value, correct=correct, parts=parts)
 
 
 def code_of(text: str) -> str:
@@ -135,9 +136,8 @@ def _column(prompt: Prompt, name: str) -> str:
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         value = "\n".join(value)
     if name not in prompt.metadata or not isinstance(value, str | None):
-        raise ValueError(
-            f"{prompt_name(prompt.uid)} has no text in the column {name!r}; columns: {', '.join(prompt.metadata)}"
-        )
+        columns = ", ".join(prompt.metadata)
+        raise ValueError(f"{prompt_name(prompt.uid)} has no text in the column {name!r}; columns: {columns}")
     return value or ""
 
 
@@ -169,7 +169,9 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
 
 
 def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
-    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
+    name = tests.get("fn_name")
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise ValueError("has no lists of inputs and outputs, one of each for every test")
     if name is not None:

@@ -51,7 +51,10 @@ def run_shown(
         finally:
             timer.cancel()
             waiting.end()
-    return process.returncode, f"took longer than {seconds:g} s" if late.is_set() else waiting.said[:500]
+    said = waiting.said[:500]
+    if late.is_set():
+        said = f"took longer than {seconds:g} s"
+    return process.returncode, said
 
 
 class _WaitingLine:
@@ -83,7 +86,8 @@ class _WaitingLine:
             print(file=self._stream, flush=True)
 
     def _tick(self) -> None:
-        while not self._over.wait(TICK if self._live else NEWS):
+        seconds = TICK if self._live else NEWS
+        while not self._over.wait(seconds):
             self._write()
 
     def _write(self) -> None:
@@ -97,5 +101,9 @@ class _WaitingLine:
 
 def _short(command: Sequence[str]) -> str:
     """`podman pull alpine:3`; of a folder or a program its name alone."""
-    words = [os.path.basename(word.rstrip("/")) if os.path.isabs(word) else word for word in command]
+    words = []
+    for word in command:
+        if os.path.isabs(word):
+            word = os.path.basename(word.rstrip("/"))
+        words.append(word)
     return " ".join(words)[:80]

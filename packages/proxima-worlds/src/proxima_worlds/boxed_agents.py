@@ -122,8 +122,11 @@ class SandboxRunner:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.command = tuple(spec.command)
-        named = (path for word in spec.command if os.path.exists(word) for path in program_paths(word))
-        self.readable = (*map(os.path.abspath, spec.readable), *named)
+        readable = list(map(os.path.abspath, spec.readable))
+        for word in spec.command:
+            if os.path.exists(word):
+                readable += program_paths(word)
+        self.readable = tuple(readable)
         self._programs = ProgramGroups()
         with as_field_errors(SandboxMissing):
             usable_kind("bubblewrap")
@@ -185,7 +188,8 @@ async def forwarded(place: Place, base_url: str) -> AsyncIterator[None]:
         if len(tasks) == MOST_CONNECTIONS:
             writer.close()
             return
-        tasks.add(task := asyncio.ensure_future(_forward(reader, writer, address.hostname, address.port)))
+        task = asyncio.ensure_future(_forward(reader, writer, address.hostname, address.port))
+        tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     socket = place.folder / "net"

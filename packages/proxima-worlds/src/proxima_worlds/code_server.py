@@ -97,7 +97,8 @@ def close_folders() -> None:
 def become(user: int, files: list[int], errors: bool, kept: int) -> None:
     """Make this process one of the user in `FOLDER`, with these files as its standard streams."""
     os.setsid()
-    for target, file in enumerate([*files, files[1] if errors else os.open(os.devnull, os.O_WRONLY)]):
+    told = files[1] if errors else os.open(os.devnull, os.O_WRONLY)
+    for target, file in enumerate([*files, told]):
         os.dup2(file, target)
     os.closerange(3, kept)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
@@ -109,10 +110,8 @@ def become(user: int, files: list[int], errors: bool, kept: int) -> None:
     for name in {*os.environ} - {*VARIABLES}:
         del os.environ[name]
     os.environ |= {"HOME": FOLDER, "TMPDIR": FOLDER}
-    sys.stdin, sys.stdout = (
-        os.fdopen(0, closefd=False, encoding="utf-8"),
-        os.fdopen(1, "w", closefd=False, encoding="utf-8"),
-    )
+    sys.stdin = os.fdopen(0, closefd=False, encoding="utf-8")
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8")
     sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1, encoding="utf-8")
 
 
@@ -145,11 +144,15 @@ def empty_folder(user: int) -> None:
             if parent == FOLDER:
                 folders[:] = [name for name in folders if name not in mounted]
             for name in folders:
-                if not os.path.islink(path := os.path.join(parent, name)):
+                path = os.path.join(parent, name)
+                if not os.path.islink(path):
                     os.chmod(path, 0o700)
         with os.scandir(FOLDER) as entries:
             for entry in [entry for entry in entries if entry.name not in mounted]:
-                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry)
+                else:
+                    os.unlink(entry)
         os.seteuid(0)
     except (OSError, RecursionError):
         os._exit(1)

@@ -149,9 +149,11 @@ class Contained:
 
 def container_options(root: bool) -> list[str]:
     """Options of an engine's command line for one container; see `Contained.start`."""
-    user = 0 if root else random_user()
-    options = [f"--user={user}:{user}"]
-    return options + ([f"--cap-add={name}" for name in CODE_CAPABILITIES] + ["--ipc=none"] if root else [])
+    if not root:
+        user = random_user()
+        return [f"--user={user}:{user}"]
+    capabilities = [f"--cap-add={name}" for name in CODE_CAPABILITIES]
+    return ["--user=0:0", *capabilities, "--ipc=none"]
 
 
 class ContainerSandbox:

@@ -47,7 +47,9 @@ def _listed(*asked: str) -> list[str] | None:
         ran = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return ran.stdout.split() if ran.returncode == 0 else None
+    if ran.returncode:
+        return None
+    return ran.stdout.split()
 
 
 def remove(engine: str, containers: Sequence[str], volumes: Sequence[str] = ()) -> None:
@@ -67,8 +69,9 @@ def clean(engine: str, run: str, folder: str) -> None:
         kept = volumes(engine, run)
         remove(engine, left or (), kept or ())
         nothing = left == [] and kept == [] and not _commands(run)
+        unanswered = left is None or kept is None
         quiet = quiet + 1 if nothing else 0
-        mute = mute + 1 if left is None or kept is None else 0
+        mute = mute + 1 if unanswered else 0
         time.sleep(BEAT)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -74,7 +74,8 @@ VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_FILES = 4096  # open at once, per process
 MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
 RELAY_THREADS = 64  # a container may have them besides its processes
-PLACE, WITHOUT = r"/[^:,]+", "below / without : and ,"  # of a container
+PLACE = r"/[^:,]+"  # of a container
+WITHOUT = "below / without : and ,"
 PULL_SECONDS = 3600.0
 TRIAL_SECONDS = 300.0
 ANSWER_SECONDS = 60.0
@@ -138,9 +139,13 @@ class Container:
             space_mb: MiB of its /tmp; 0: all of its memory.
             keep: its /tmp is a folder of the image, which lasts until the container is removed.
         """
-        files, processes = _limit(resource.RLIMIT_NOFILE, MOST_FILES), _limit(resource.RLIMIT_NPROC, MOST_PROCESSES)
+        files = _limit(resource.RLIMIT_NOFILE, MOST_FILES)
+        processes = _limit(resource.RLIMIT_NPROC, MOST_PROCESSES)
         options = ["--security-opt=no-new-privileges", "--pull=never"]
-        options += ["--network=none"] * (not self.network) + ["--cap-drop=all", "--read-only"] * (not self.writable)
+        if not self.network:
+            options.append("--network=none")
+        if not self.writable:
+            options += ["--cap-drop=all", "--read-only"]
         options += [f"--memory={self.memory_mb}m", f"--memory-swap={self.memory_mb}m", f"--cpus={self.cpus:g}"]
         options += [f"--pids-limit={self.pids + RELAY_THREADS}", f"--ulimit=nofile={files}:{files}", "--ulimit=core=0"]
         options += [f"--ulimit=nproc={processes}:{processes}"]  # the engine's may be above what this user may set
@@ -235,7 +240,9 @@ class Places:
         self.run = f"proxima-{_owner(os.getpid())}-{secrets.token_hex(4)}"
         _remove_folders()
         parent = tempfile.gettempdir()
-        self.folder = Path(parent if len(parent) < 40 else "/tmp", self.run)  # paths of sockets are short
+        if len(parent) >= 40:  # paths of sockets are short
+            parent = "/tmp"
+        self.folder = Path(parent, self.run)
         self.folder.mkdir(mode=0o700)
         self._numbers = count()
         try:
@@ -273,7 +280,9 @@ class Containers:
 
     def place(self, spec: Container) -> Place:
         """A place for a container; one that may not change its image has the filter of the sandbox, too."""
-        return self.places.add(b"" if spec.writable else system_call_filter())
+        if spec.writable:
+            return self.places.add(b"")
+        return self.places.add(system_call_filter())
 
     def command(
         self,
@@ -295,13 +304,10 @@ class Containers:
             keep: it can be stopped and started again with all its files, until `remove`. Volumes in `options` begin
                 with the place's name.
         """
-        line = [
-            self.program,
-            "run",
-            *([] if keep else ["--rm"]),
-            f"--name={place.name}",
-            f"--label={guardian.LABEL}={self.places.run}",
-        ]
+        line = [self.program, "run"]
+        if not keep:
+            line.append("--rm")
+        line += [f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
         line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
         line += [*spec.limits(space_mb, keep), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
@@ -325,11 +331,12 @@ class Containers:
             ran = _run(self.command(spec, place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
         finally:
             place.close()
-        if warning := last_lines(ran.stderr) if ran.returncode == 0 else "":  # as: limits are ignored here
-            print(f"containers: {warning}", file=sys.stderr, flush=True)
         if ran.returncode:
             message = f"can't be started by {self.program}: {last_lines(ran.stderr or ran.stdout)}"
             raise ContainerFailed("image", spec.image, message)
+        warning = last_lines(ran.stderr)  # as: limits are ignored here
+        if warning:
+            print(f"containers: {warning}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove what is left of the containers; may be called twice."""
@@ -351,14 +358,15 @@ def engine_program(engine: str) -> str:
     """
     if sys.platform != "linux":  # elsewhere they run in a virtual machine, which shares no sockets with this one
         raise ContainerFailed("engine", engine, "can't start containers: that needs Linux", "run without a container")
-    for name in ENGINES if engine == "auto" else (engine,):
+    names: tuple[str, ...] = (engine,)
+    missing = f"{engine} is not"
+    if engine == "auto":
+        names = ENGINES
+        missing = "neither podman nor docker is"
+    for name in names:
         program = shutil.which(name)
         if program:
             return program
-    if engine == "auto":
-        missing = "neither podman nor docker is"
-    else:
-        missing = f"{engine} is not"
     raise ContainerFailed("engine", engine, f"can't start containers: {missing} installed", "install podman")
 
 
@@ -368,7 +376,9 @@ def auto_engine() -> tuple[str, str] | None:
     name = next(filter(shutil.which, ENGINES), None)
     if name is None:
         return None
-    return name, "it is installed" if name == ENGINES[0] else f"{ENGINES[0]} is not installed"
+    if name == ENGINES[0]:
+        return name, "it is installed"
+    return name, f"{ENGINES[0]} is not installed"
 
 
 @lru_cache(maxsize=64)

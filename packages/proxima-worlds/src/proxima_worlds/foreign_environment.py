@@ -39,8 +39,10 @@ class ForeignEnvironment:
     def of(cls, given: Mapping[str, Any]) -> "ForeignEnvironment":
         """Build it from the fields of a recipe."""
         python = given.get("python") or ""
+        if python:
+            python = str(Path(python).expanduser())
         args = json.dumps(dict(given.get("args") or {}))
-        return cls(given["kind"], given.get("name") or "", args, str(Path(python).expanduser()) if python else "")
+        return cls(given["kind"], given.get("name") or "", args, python)
 
     def command(self, command: str, **more: Any) -> tuple[str, ...]:
         """The program that runs a command for it."""
@@ -77,15 +79,15 @@ def _answered(
 ) -> tuple[Mapping[str, Any], tuple[Mapping[str, Any], ...]]:
     """The facts and the rows; loading takes seconds, and a run asks several times."""
     if split is None:
-        asked = {}
+        command = environment.command("describe")
     else:
-        asked = {"split": split, "skip": skip, "size": size}
-    command = environment.command("describe" if split is None else "rows", **asked)
+        command = environment.command("rows", split=split, skip=skip, size=size)
     try:
         program = Program(command, name="its process", guarded=True)
     except ProgramFailed:
         raise FieldError("python", environment.python, "can't be started as a Python interpreter") from None
-    facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
+    facts: dict[str, Any] = {}
+    rows: list[Mapping[str, Any]] = []
     started = monotonic()
     limit = threading.Timer(LOAD_SECONDS, program.kill)
     limit.daemon = True
@@ -98,13 +100,16 @@ def _answered(
             if "end" in message:
                 return _described(facts), tuple(rows)
             facts |= _object(message.get("facts", {}))
-            rows += [_row(message["row"])] if "row" in message else []
+            if "row" in message:
+                rows.append(_row(message["row"]))
             if size is not None and len(rows) > size:
                 raise ProgramFailed(f"it wrote more than the {size} rows that were asked for")
     except ProgramFailed as error:
         if not facts:
             raise FieldError("python", environment.python, f"is not a Python interpreter: {error}") from None
-        reason = f"its process took longer than {LOAD_SECONDS:g} s" if monotonic() - started >= LOAD_SECONDS else error
+        reason = str(error)
+        if monotonic() - started >= LOAD_SECONDS:
+            reason = f"its process took longer than {LOAD_SECONDS:g} s"
         raise FieldError("name", environment.name, f"can't be loaded: {reason}") from None
     finally:
         limit.cancel()
@@ -130,7 +135,8 @@ def _problem(given: Any) -> FieldError:
 
 def _described(facts: dict[str, Any]) -> dict[str, Any]:
     """The facts, with all that `ForeignEnvironment.facts` promises."""
-    texts, lists = ("python", "version"), ("rewards", "seats")
+    texts = ("python", "version")
+    lists = ("rewards", "seats")
     described = {"version": "", "sources": {}, "rewards": [], "seats": []} | facts
     of_lists = all(isinstance(described[name], list) and all(map(_is_text, described[name])) for name in lists)
     sources = _object(described["sources"])

@@ -67,10 +67,9 @@ class LoadedEnvironment:
             message = f"has a reward function of whole groups, {', '.join(whole)}, which an episode alone doesn't have"
             raise BadField("name", name, message)
         for rubric in self.rubrics:
-            if len(rubric.weights) == len(rubric.funcs):
-                weights = rubric.weights
-            else:
-                weights = [1.0] * len(rubric.funcs)
+            weights = rubric.weights
+            if len(weights) != len(rubric.funcs):
+                weights = [1.0 for _ in rubric.funcs]
             rubric.funcs[:] = map(_reported, rubric.funcs, weights)
         self.rewards = [function.__name__ for rubric in self.rubrics for function in rubric.funcs]
 
@@ -111,15 +110,15 @@ class LoadedEnvironment:
         values = {name: value for name, value in (result["metrics"] or {}).items() if name not in failures}
         answer = {"reward": float(result["reward"]), "parts": _numbers(values)}
         error = result.get("error")
+        reasons = []
+        if error is not None and not _empty_answer(error):
+            reasons.append(" ".join(str(_error_text(error)).split())[:300])
         raising = [f"the reward function {name} {what}" for name, (weight, what) in failures.items() if weight]
-        failed = error is not None and not _empty_answer(error)
-        if failed:
-            reasons = [" ".join(str(_error_text(error)).split())[:300]]
-        else:
-            reasons = []
         if raising:
             return {"error": "; ".join([*reasons, raising[0]]), "unscored": True}
-        return answer | {"error": reasons[0]} if failed else answer
+        if reasons:
+            answer["error"] = reasons[0]
+        return answer
 
 
 def _error_text(error: Any) -> Any:
@@ -156,7 +155,9 @@ def _reported(function: Callable[..., Any], weight: float) -> Callable[..., Any]
     async def reported(*args: Any, **named: Any) -> Any:
         try:
             value = function(*args, **named)
-            value = float(await value if inspect.isawaitable(value) else value)
+            if inspect.isawaitable(value):
+                value = await value
+            value = float(value)
         except (Exception, SystemExit) as error:
             raised.get()[name] = weight, f"raised {short(error)}"
             raise RuntimeError(f"{name} raised {short(error)}") from error
@@ -188,7 +189,8 @@ class TasksetEnvironment:
             if unnamed:
                 raise BadField("name", name, f"has an agent {unnamed[0]!r}, whose name is that of a metric")
             for seat in seats:
-                self._prepare(config, seat, f"policy/{seat}" if len(seats) > 1 else None, given)
+                model = f"policy/{seat}" if len(seats) > 1 else None
+                self._prepare(config, seat, model, given)
             self.environment: Any = loaders.load_environment(config)
         except BadField:
             raise
@@ -206,7 +208,9 @@ class TasksetEnvironment:
         from verifiers.v1.utils import loaders
 
         agent = getattr(config, seat)
-        changes: Row = {} if model is None else {"model": model}
+        changes: Row = {}
+        if model is not None:
+            changes["model"] = model
         if "runtime" not in agent.model_fields_set:
             harness = config.agent_harnesses()[seat]
             if loaders.harness_class(harness.id).EXECUTES_CODE:
@@ -228,11 +232,9 @@ class TasksetEnvironment:
             else:
                 messages = data.model_dump()["prompt"]
             if data.system_prompt:
-                system = [{"role": "system", "content": data.system_prompt}]
-            else:
-                system = []
+                messages = [{"role": "system", "content": data.system_prompt}, *messages]
             answer = getattr(data, "answer", None)
-            yield {"messages": _texts([*system, *messages]), "answer": answer, OWN: data.model_dump(mode="json")}
+            yield {"messages": _texts(messages), "answer": answer, OWN: data.model_dump(mode="json")}
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -261,10 +263,9 @@ class TasksetEnvironment:
         played = [trace for several in traces.values() for trace in several]
         errors = [error for each in (episode, *played) for error in each.errors]
         if not episode.ok or not played:
+            what = "no agent of the policy was run"
             if errors:
                 what = f"{errors[-1].type}: {errors[-1].message}"
-            else:
-                what = "no agent of the policy was run"
             return {"error": " ".join(what.split())[:300]}
         unscored = [name for trace in played for name, reward in trace.rewards.items() if reward is None]
         if unscored:
@@ -278,13 +279,16 @@ class TasksetEnvironment:
                 for name, value in _numbers(values).items():
                     parts.setdefault(before + name, []).append(value)
         means = {name: sum(values) / len(values) for name, values in parts.items()}
-        return {"reward": rewards if len(self.seats) > 1 else rewards[self.seats[0]], "parts": means}
+        if len(self.seats) > 1:
+            return {"reward": rewards, "parts": means}
+        return {"reward": rewards[self.seats[0]], "parts": means}
 
 
 def _mean_reward(traces: list[Any]) -> float:
     """The mean reward of what one agent did in an episode; 0 for one that is not to be trained, in every episode, so
     that its advantage is 0, too."""
-    return sum(float(trace.reward) if trace.agent.trainable else 0.0 for trace in traces) / len(traces)
+    rewards = [float(trace.reward) for trace in traces if trace.agent.trainable]
+    return sum(rewards) / len(traces)
 
 
 # ---- resources servers of NeMo Gym -----------------------------------------------------------------------------------
@@ -371,7 +375,9 @@ class ResourcesServer:
             raise RuntimeError(f"the server can't verify it: {verified.get('failure_reason') or 'mask_sample'}")
         added = {key: value for key, value in verified.items() if key not in {*own, "response", "reward"}}
         components = added.pop("reward_components", None)
-        parts = _numbers(added) | _numbers(components if isinstance(components, Mapping) else {})
+        parts = _numbers(added)
+        if isinstance(components, Mapping):
+            parts |= _numbers(components)
         return {"reward": verified["reward"], "parts": parts}
 
     async def _drop(self, job: Row) -> Row:
@@ -505,8 +511,9 @@ def sources(module: Any) -> dict[str, str]:
     folder = os.path.dirname(file)
     names = [os.path.basename(file)]
     if hasattr(module, "__path__") or "." in module.__name__:
-        walked = os.walk(folder)
-        names = [os.path.join(where, name) for where, _, files in walked for name in files if name.endswith(".py")]
+        names = []
+        for where, _, files in os.walk(folder):
+            names += [os.path.join(where, name) for name in files if name.endswith(".py")]
     if len(names) > bounded.MOST_FILES:
         raise BadField("name", module.__name__, f"has more than {bounded.MOST_FILES:,} Python files")
     try:
@@ -521,7 +528,9 @@ def loaded_environment(kind: str, name: str, args: Mapping[str, Any]) -> tuple[A
     random.seed(0)  # rows that are drawn without a seed are then the same in every process
     if not name.strip():
         raise BadField("name", name, "must be the name of an installed environment")
-    return (_of_nemo_gym if kind == "nemo_gym" else _of_verifiers)(name, args)
+    if kind == "nemo_gym":
+        return _of_nemo_gym(name, args)
+    return _of_verifiers(name, args)
 
 
 def _of_nemo_gym(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
@@ -551,7 +560,8 @@ def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
         raise BadField("python", sys.executable, f"can't import the package verifiers: {short(error)}") from None
     module = _module(name)
     version = getattr(verifiers, "__version__", "")
-    with_function, below_0_4 = hasattr(module, "load_environment"), hasattr(verifiers, "load_environment")
+    with_function = hasattr(module, "load_environment")
+    below_0_4 = hasattr(verifiers, "load_environment")
     if with_function and not below_0_4:
         message = f"has a load_environment, which verifiers {version} no longer knows; install verifiers<0.4 there"
         raise BadField("name", name, message)
@@ -569,15 +579,19 @@ def give_rows(given: Row, write: Callable[[Row], None]) -> None:
         environment, facts = loaded_environment(given["kind"], given["name"], given["args"])
         write({"facts": facts})
         if "split" in given:
-            skip, size = given["skip"], given["size"]
+            skip = given["skip"]
+            size = given["size"]
+            end = None if size is None else skip + size
             try:
                 if size is None and getattr(environment, "endless", False):
                     raise BadField("size", size, "must be given: the environment draws rows without an end")
-                for row in islice(environment.rows(given["split"]), skip, None if size is None else skip + size):
+                for row in islice(environment.rows(given["split"]), skip, end):
                     write({"row": row})
             except BadField as problem:
                 field, value, message = problem.args
-                raise BadField(field, given[field] if value is None else value, message) from None
+                if value is None:
+                    value = given[field]
+                raise BadField(field, value, message) from None
             except Exception as error:
                 raise BadField("split", given["split"], f"can't be read: {short(error)}") from None
         write({"end": True})

@@ -48,7 +48,7 @@ class ReasoningGym(Environment):
     def respond(self, text: str) -> Reply:
         """Score an answer."""
         tagged = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-        answer = (tagged[-1] if tagged else text).strip()
+        answer = tagged[-1].strip() if tagged else text.strip()
         try:
             score = float(self.puzzle.score_answer(answer, self.puzzle[0]))
         except Exception:  # verifiers raise on answers that they can't parse

@@ -189,7 +189,9 @@ class TaskContainer:
             options.append(f"--workdir={self.task.workdir}")
         line = [*options, self.place.name, RELAY, "exec", str(math.ceil(seconds or 0)), *command]
         code, out, errors = await self.engine(["exec", *line], given.encode())
-        return code, out.decode(errors="replace") + errors if joined else errors
+        if joined:
+            return code, out.decode(errors="replace") + errors
+        return code, errors
 
     async def reward(self) -> float:
         """Judge what the agent has done: end all that it has started, run the tests, and read the reward that they
@@ -218,7 +220,8 @@ class TaskContainer:
         # The container ends with all its processes. The tests have another one of the same image, with the folders of
         # the agent's work; where these are all folders, this one starts again: its files are kept, its first process is
         # ours, and the folder of rewards is a new file system.
-        code, _, errors = await self.engine(["stop" if self.volumes else "restart", *STOP_AT_ONCE, self.place.name])
+        action = "stop" if self.volumes else "restart"
+        code, _, errors = await self.engine([action, *STOP_AT_ONCE, self.place.name])
         if code:
             raise NoReward(f"the task's container can't be ended: {last_lines(errors)}")
         if not self.volumes:
@@ -297,15 +300,17 @@ class TaskContainer:
         link leads to no file outside the container."""
         line = ["exec", "--user=0", self.place.name, RELAY, "read", file]
         code, text, _ = await self.engine(line)
-        return None if code else text.decode(errors="replace")
+        if code:
+            return None
+        return text.decode(errors="replace")
 
     def close(self) -> None:
         """End the container, and that of its tests; may be called twice."""
+        places = [self.place]
         if self._judge_place:
-            places = [self.place, self._judge_place]
-        else:
-            places = [self.place]
-        self.containers.remove(places, [*(self.volumes or {}).values()])
+            places.append(self._judge_place)
+        volumes = list((self.volumes or {}).values())
+        self.containers.remove(places, volumes)
 
 
 async def _tests_work(containers: Containers, task: HarborTask) -> bool:
@@ -343,6 +348,15 @@ async def running_task(containers: Containers, task: HarborTask, job: AgentJob) 
         container.close()
 
 
+def _reward_in(values: Mapping[str, Any]) -> Any:
+    """The value `reward`, or the only value; None: there are several others."""
+    if "reward" in values:
+        return values["reward"]
+    if len(values) == 1:
+        return next(iter(values.values()))
+    return None
+
+
 def reward_of(text: str, file: str) -> float:
     """The reward in a file of the tests: a number; of an object in JSON, the value `reward`, or its only value.
 
@@ -350,10 +364,10 @@ def reward_of(text: str, file: str) -> float:
         NoReward: it has none.
     """
     try:
-        given = json.loads(text) if file.endswith(".json") else float(text)
+        given: Any = json.loads(text) if file.endswith(".json") else float(text)
         if isinstance(given, dict):
-            given = given["reward"] if "reward" in given else given[next(iter(given))] if len(given) == 1 else None
-        reward = float(given)  # type: ignore[arg-type]
+            given = _reward_in(given)
+        reward = float(given)
     except (TypeError, ValueError, OverflowError, RecursionError):
         raise NoReward(f"the tests wrote {text.strip()!r:.100} to {file}, which is not a reward") from None
     if not math.isfinite(reward):

@@ -30,14 +30,15 @@ from proxima_worlds.containers import (
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 # Folders of an image's own programs and settings: an agent that may change them decides what its tests do.
-NOT_FOR_WORK = {"/", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/usr", "/opt", "/var"} | {
-    f"{top}/{name}" for top in ("/usr", "/usr/local") for name in ("bin", "sbin", "lib", "local")
-}
+NOT_FOR_WORK = {"/", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/usr", "/opt", "/var"}
+NOT_FOR_WORK |= {f"/usr/{name}" for name in ("bin", "sbin", "lib", "local")}
+NOT_FOR_WORK |= {f"/usr/local/{name}" for name in ("bin", "sbin", "lib", "local")}
 SEARCHED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 LARGEST_TOML = 1 << 17  # bytes
 LARGEST = 1_000_000_000
 UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
-VERIFIER_SECONDS, BUILD_SECONDS = 600.0, 600.0  # harbor's
+VERIFIER_SECONDS = 600.0  # harbor's
+BUILD_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +206,9 @@ def _refuse_unsupported(
     named = [name for name, given in unsupported.items() if given]
     if named:
         raise ContainerFailed("path", str(folder), f"uses {', '.join(named)}, which is not supported")
-    wanted = ["tests/test.sh"] + ["environment/Dockerfile"] * (not own.get("docker_image"))
+    wanted = ["tests/test.sh"]
+    if not own.get("docker_image"):
+        wanted.append("environment/Dockerfile")
     missing = [name for name in wanted if not (folder / name).is_file()]
     if missing:
         raise ContainerFailed("path", str(folder), f"has no {' and no '.join(missing)}")
@@ -225,13 +228,14 @@ def _resolved(variables: Mapping[str, str], allowed: tuple[str, ...]) -> dict[st
     resolved = {}
     for name, value in variables.items():
         if not VARIABLE_NAME.fullmatch(name) or not isinstance(value, str) or set(value) & {"\0", "\n", "\r"}:
-            raise ValueError(
-                f"env has {name!s:.100} = {value!r:.100}, must be a text of one line, and its name one of a variable"
-            )
+            given = f"env has {name!s:.100} = {value!r:.100}"
+            raise ValueError(f"{given}, must be a text of one line, and its name one of a variable")
         match = VARIABLE.fullmatch(value)
         if match:
             known = match[1] in allowed
-            value = os.environ.get(match[1], match[2]) if known else match[2]
+            value = match[2]
+            if known:
+                value = os.environ.get(match[1], value)
             if value is None and known:
                 raise ValueError(f"the environment variable {match[1]} is not set")
             if value is None:

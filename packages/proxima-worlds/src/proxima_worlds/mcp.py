@@ -13,7 +13,8 @@ from proxima.environment.protocol import Environment
 from proxima.process.program import Program, ProgramFailed
 
 VERSION = "2025-06-18"
-MOST_PAGES, MOST_TOOLS = 100, 1000  # that a server may list
+MOST_PAGES = 100  # of tools, that a server may list
+MOST_TOOLS = 1000
 
 
 class Mcp(Environment):

@@ -48,7 +48,8 @@ class OpenEnv(Environment):
         program = self._programs.get(self.python)
         if program is None or not program.alive:
             program = self._programs[self.python] = Program((self.python, str(SCRIPT)))
-        self.program, self.number = program, next(self._numbers)
+        self.program = program
+        self.number = next(self._numbers)
         self._call("make", url=self.url)
         weakref.finalize(self, _dropped, program, self.number)
         return self._shown(self._call("reset", seed=seed % 2**31, **self.arguments))

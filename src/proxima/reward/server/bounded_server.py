@@ -26,7 +26,8 @@ GRACE_SECONDS = 1  # for requests that are being answered when the server shuts 
 CROWDED_SECONDS = 1.0  # for a connection without a request, while there are as many as may be
 MOST_PARSED = 1 << 16  # bytes that are parsed before other connections have their turn
 MOST_DISCARDED = 1 << 27  # bytes of a body that was refused
-MOST_ACCEPTED, QUEUE = 128, 1024  # connections that are accepted at once, and that wait in the kernel for it
+MOST_ACCEPTED = 128  # connections that are accepted at once
+QUEUE = 1024  # connections that wait in the kernel for it
 MOST_FILES = 1 << 16  # that are asked of the system
 BUSY = {"Retry-After": "1"}
 GONE = "the client left"
@@ -44,7 +45,8 @@ class BoundedProtocol(H11Protocol):
 
     def __init__(self, *, most: int, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.most, self.discarded = most, -1  # bytes; -1: nothing is discarded
+        self.most = most  # bytes
+        self.discarded = -1  # bytes; -1: nothing is discarded
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -208,16 +210,19 @@ class BoundedServer(uvicorn.Server):
             answering = cycle is not None and not cycle.response_complete
             waits_for = cycle, answering, reads or transport.get_write_buffer_size()
             known, since = before.get(connection, (None, now))
-            since = since if known == waits_for else now
+            if known != waits_for:
+                since = now
             self._since[connection] = waits_for, since
             between = cycle is not None and not cycle.more_body and not connection.conn.trailing_data[0]
-            if answering:
+            if not reads:
+                seconds = WRITE_SECONDS
+            elif answering:
                 seconds = math.inf
             elif between:
                 seconds = self.idle_seconds
             else:
                 seconds = self.read_seconds
-            if now - since > (seconds if reads else WRITE_SECONDS):
+            if now - since > seconds:
                 transport.abort()
             elif not answering or cycle.more_body:
                 idle.append((since, connection))
@@ -323,7 +328,9 @@ def raised_file_limit() -> int:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return soft
 
 
 def require_secret(listening: socket.socket, host: str, secret: str, what: str, option: str) -> None:
@@ -337,7 +344,9 @@ def require_secret(listening: socket.socket, host: str, secret: str, what: str, 
 def bearer(request: Request) -> str:
     """The token in the header `Authorization`; empty without one."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    if scheme.lower() != "bearer":
+        return ""
+    return token.strip()
 
 
 async def disconnected(request: Request) -> None:

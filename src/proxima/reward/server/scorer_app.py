@@ -68,14 +68,15 @@ class ScorerApp:
         path = request.url.path
         start = time.monotonic()
         if path != "/score" or request.method != "POST":
-            why = f"{request.method} {path!a:.60} is not served; POST to /score"
-            raise HTTPException(405 if path == "/score" else 404, why)
+            status = 405 if path == "/score" else 404
+            raise HTTPException(status, f"{request.method} {path!a:.60} is not served; POST to /score")
         async with self.reader.body(request, self.reader.most) as body:
             try:
                 group = submitted_group(parse_json(body), self.limits)
             except (TooLargeError, UnreadableError) as error:
+                status = 413 if isinstance(error, TooLargeError) else 400
                 what = " ".join(f"the body: {error}".split())[:200]
-                raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
+                raise HTTPException(status, what) from None
             del body  # while its scores are computed
             scores = await self._score(request, group)
         seconds = time.monotonic() - start
@@ -100,7 +101,8 @@ class ScorerApp:
             raise HTTPException(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
         self.waiting += 1
         scored = asyncio.create_task(self._scores(group))
-        gone, ending = asyncio.create_task(disconnected(request)), asyncio.create_task(self.ending.wait())
+        gone = asyncio.create_task(disconnected(request))
+        ending = asyncio.create_task(self.ending.wait())
         tasks: tuple[asyncio.Task[Any], ...] = (scored, gone, ending)
         try:
             await asyncio.wait(tasks, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -108,8 +110,10 @@ class ScorerApp:
                 return scored.result()
             if gone.done():
                 raise HTTPException(499, GONE)
+            if ending.done():
+                raise HTTPException(503, "the server is shutting down")
             late = f"not scored within {self.limits.seconds:g} s, --seconds; send fewer completions"
-            raise HTTPException(503, "the server is shutting down" if ending.done() else late)
+            raise HTTPException(503, late)
         finally:
             self.waiting -= 1
             for task in tasks:
@@ -117,17 +121,21 @@ class ScorerApp:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _scores(self, group: Group) -> Scores:
-        run = self.compute.run
-        try:  # one slice at a time: the thread takes those of other requests in between
-            return [score for part in slices(group) for score in await run(self._scores_of, group.prompt, part)]
+        scores: Scores = []
+        try:
+            for part in slices(group):  # one at a time: the thread takes those of other requests in between
+                scores += await self.compute.run(self._scores_of, group.prompt, part)
         except Exception as error:  # raised by the model: the next request may be fine
             raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
+        return scores
 
     def _scores_of(self, prompt: Prompt, part: Sequence[Completion]) -> Scores:
         scores: Scores = []
         for score in self.reward.score(prompt, part):
-            finite = score.valid and math.isfinite(score.value)
-            scores.append({"value": score.value} if finite else {"error": score.error or f"the score is {score.value}"})
+            if score.valid and math.isfinite(score.value):
+                scores.append({"value": score.value})
+            else:
+                scores.append({"error": score.error or f"the score is {score.value}"})
         return scores
 
     async def _refuse(self, request: Request, refusal: HTTPException) -> Response:
@@ -189,13 +197,13 @@ def submitted_group(given: Any, limits: ScorerLimits) -> Group:
 
 def _require(value: Any, form: Any, place: str) -> None:
     """Raise HTTPException, which names the field at `place` (empty: the request), unless the value has the form."""
+    if isinstance(form, tuple):
+        if value not in form:
+            raise _unfit(value, place, f"one of {', '.join(filter(None, form))}")
+        return
     kind = type(form) if isinstance(form, dict | list) else form
-    if not (value in kind if isinstance(kind, tuple) else isinstance(value, kind)):
-        if isinstance(kind, tuple):
-            expected = f"one of {', '.join(filter(None, kind))}"
-        else:
-            expected = NAMES[kind]
-        raise HTTPException(400, f"{place or 'the request'}={json.dumps(value)[:48]} must be {expected}")
+    if not isinstance(value, kind):
+        raise _unfit(value, place, NAMES[kind])
     if isinstance(form, list):
         for i, entry in enumerate(value):
             _require(entry, form[0], f"{place}[{i}]")
@@ -206,6 +214,10 @@ def _require(value: Any, form: Any, place: str) -> None:
                 raise HTTPException(400, f"unknown field {above}{key:.60}; {suggestion(key[:60], form)}")
         for key, inner in form.items():
             _require(value.get(key), inner, above + key)
+
+
+def _unfit(value: Any, place: str, expected: str) -> HTTPException:
+    return HTTPException(400, f"{place or 'the request'}={json.dumps(value)[:48]} must be {expected}")
 
 
 def _log(request: Request, text: str) -> None:

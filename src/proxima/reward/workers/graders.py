@@ -31,7 +31,9 @@ def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
     matches = list(compiled.finditer(text))
     if not matches:
         return {"answer": None}
-    return {"answer": matches[-1].group("answer" if "answer" in compiled.groupindex else min(compiled.groups, 1))}
+    if "answer" in compiled.groupindex:
+        return {"answer": matches[-1].group("answer")}
+    return {"answer": matches[-1].group(min(compiled.groups, 1))}
 
 
 def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
@@ -67,7 +69,9 @@ def check_math_answer(*, answer: str) -> dict[str, Any]:
     from math_verify import parse
 
     parsed = parse(_delimited(answer), parsing_timeout=None)
-    return {"why": None if any(not isinstance(part, str) for part in parsed) else "can't be read as mathematics"}
+    if all(isinstance(part, str) for part in parsed):
+        return {"why": "can't be read as mathematics"}
+    return {"why": None}
 
 
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
@@ -201,7 +205,8 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
-PLACES, DIGITS = 6, 5  # of a decimal: the places to which it is compared, and the least number of significant digits
+PLACES = 6  # of a decimal, to which it is compared
+DIGITS = 5  # the least number of significant ones
 TOLERANCE = 1e-13  # of what is computed from decimals, relative
 
 
@@ -223,7 +228,9 @@ def _with_imaginary_unit(formula: Any) -> Any:
     letters = [letter for letter in getattr(formula, "free_symbols", ()) if letter.is_real is False]
     if not letters:
         return formula
-    return formula.xreplace({x: I if x.name == "i" else Symbol(x.name, real=True) for x in letters})
+    real = {letter: Symbol(letter.name, real=True) for letter in letters}
+    imaginary = {letter: I for letter in letters if letter.name == "i"}
+    return formula.xreplace(real | imaginary)
 
 
 @lru_cache(maxsize=1)
@@ -248,7 +255,8 @@ def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_prec
     from sympy import Float, Integer, MatrixBase, MatrixExpr
 
     if isinstance(first, MatrixBase | MatrixExpr) and isinstance(second, MatrixBase | MatrixExpr):
-        first, second = _done(first), _done(second)
+        first = _done(first)
+        second = _done(second)
         if not (isinstance(first, MatrixBase) and isinstance(second, MatrixBase) and first.shape == second.shape):
             return False
         pairs = zip(first.flat(), second.flat(), strict=True)

@@ -21,7 +21,9 @@ def module_named(name: str) -> str:
     """The module that tests mean by a name; empty: none."""
     if name in SHORT or name in PACKAGES:
         return SHORT.get(name, name)
-    return name if name in sys.stdlib_module_names else ""
+    if name in sys.stdlib_module_names:
+        return name
+    return ""
 
 
 class Names:
@@ -42,7 +44,8 @@ class Names:
         self.free = read - bound - set(given)
         bases = [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
         alone = {node.id for node in self.nodes if isinstance(node, ast.Name) and not any(node is b for b in bases)}
-        self.modules = {name: module for name in self.free - alone if (module := module_named(name))}
+        meant = {name: module_named(name) for name in self.free - alone}
+        self.modules = {name: module for name, module in meant.items() if module}
 
     def of_code(self) -> set[str]:
         """The names that the code gives where no entry point names one."""
@@ -62,7 +65,9 @@ class Names:
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else ""
+    if isinstance(call.func, ast.Name):
+        return call.func.id
+    return ""
 
 
 def _within(call: ast.Call) -> Iterator[ast.AST]:

@@ -80,7 +80,10 @@ class WorkerPool:
         """
         with self._code_lock:
             for name, memory_mb in self._code_servers.items():
-                if name not in self._code and (kind := brought_kind(name)) is not None:
+                if name in self._code:
+                    continue
+                kind = brought_kind(name)
+                if kind is not None:
                     with as_field_errors(SandboxMissing):
                         self._code[name] = kind.code_servers(self._workers, memory_mb)
 

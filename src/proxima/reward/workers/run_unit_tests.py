@@ -27,10 +27,12 @@ from proxima.process.plain_data import from_plain, to_plain
 from proxima.process.sandbox import Sandbox
 from proxima.reward.workers.names_of_tests import Names, import_modules, tests_without_call
 
-ONE_BY_ONE, MOST_ITEMS = 64, 1024  # items of an iterator that come one by one; at once, later
+ONE_BY_ONE = 64  # items of an iterator that come one by one
+MOST_ITEMS = 1024  # that come at once, later
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
-PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # the capability with which root's programs can read it anyway
+PR_CAPBSET_DROP = 24
+CAP_SYS_PTRACE = 19  # the capability with which root's programs can read it anyway
 Test = Callable[[], object]
 
 
@@ -95,7 +97,9 @@ class Code:
             raise BrokenCode from error
 
     def _object(self, tag: str, inside: Any) -> "Remote":
-        return (RemoteIterator if tag == "iterator" else RemoteObject)(self, int(inside))
+        if tag == "iterator":
+            return RemoteIterator(self, int(inside))
+        return RemoteObject(self, int(inside))
 
     def _reference(self, value: Any) -> Any:
         """The reference sent for an object that is not plain data: an object of the code, or of the row's setup."""
@@ -223,7 +227,8 @@ class RemoteIterator(Remote):
 
     def __next__(self) -> Any:
         if not self.__items and not self.__ended:
-            ended, items = self._ask("next", 1 if self.__seen < ONE_BY_ONE else MOST_ITEMS)
+            most = 1 if self.__seen < ONE_BY_ONE else MOST_ITEMS
+            ended, items = self._ask("next", most)
             if type(ended) is not bool or type(items) is not list or not (items or ended):
                 raise TypeError("the code's next() is no list of items")
             object.__setattr__(self, "_RemoteIterator__ended", ended)
@@ -298,7 +303,8 @@ def run_unit_tests(
         )
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")
-    count = len(tests["calls"]["inputs"] if "calls" in tests else tests["assertions"])
+    cases = tests["calls"]["inputs"] if "calls" in tests else tests["assertions"]
+    count = len(cases)
     if len(verdicts) != 1 + count and not (timed_out or killed) and verdicts != [False]:
         raise ValueError("the tests of this row can't be run: they end their own process")
     return {"runs": verdicts[:1] == [True], "passed": sum(verdicts[1:]) / count, "timed_out": timed_out}
@@ -325,7 +331,8 @@ def _in_fork(
     status = 0
     try:
         while part and select.select([receive], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data += (part := os.read(receive, 1 << 16))
+            part = os.read(receive, 1 << 16)
+            data += part
     finally:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -383,7 +390,8 @@ def _assertions(
         names.update(import_modules({name: read.modules[name] for name in own}))
     except ImportError as error:
         raise RowError(f"they need a package: {error}") from error
-    for name in sorted((read.of_code() if entry_point is None else set()) & defined):
+    wanted = read.of_code() & defined if entry_point is None else set()
+    for name in sorted(wanted):
         with suppress(Exception):  # if its value can't be sent, the tests see the name as undefined
             names[name] = code.value(name)
 

@@ -78,7 +78,8 @@ def _load_file(file: Path) -> Any:
     try:
         with _neighbours(str(file)):
             text = read_source(file) if source is None else source
-            exec(compile(text or "", str(file), "exec", dont_inherit=True), vars(module))
+            code = compile(text or "", str(file), "exec", dont_inherit=True)
+            exec(code, vars(module))
     except Exception as error:
         raise ValueError(f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}") from error
     return module
@@ -123,7 +124,9 @@ def _neighbours(where: str) -> Iterator[None]:
     neighbours = _imported.setdefault(folder, {})
     found_anyway = set(map(os.path.abspath, sys.path))
     for other, modules in _imported.items():
-        for name, module in modules.items() if other != folder else ():
+        if other == folder:
+            continue
+        for name, module in modules.items():
             if sys.modules.get(name) is module and (other not in found_anyway or _has(folder, name)):
                 del sys.modules[name]
     sys.modules.update(neighbours)
@@ -169,7 +172,9 @@ def grade_function(
         if completion is not None and "Completion" in str(error):
             error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
         raise
-    return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
+    if verl and isinstance(result, Mapping):
+        result = _from_verl(result)
+    return _as_dict(result)
 
 
 def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,8 +182,9 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
     if "score" not in result:
         raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
     acc = result.get("acc")
-    verdict = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
-    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | verdict
+    correct = bool(acc) if acc in (0, 1) else None
+    numbers = {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")}
+    return numbers | {"value": result["score"], "correct": correct}
 
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -186,15 +192,17 @@ def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) ->
     try:
         result = call_function(path, **values)
     except (AttributeError, TypeError) as error:
-        texts = isinstance((values.get("completions") or values.get("prompts") or [""])[0], str)
-        error.add_note(
-            "it got texts; chat: true passes messages" if texts else "it got messages; chat: false passes texts"
-        )
+        passed = values.get("completions") or values.get("prompts") or [""]
+        if isinstance(passed[0], str):
+            error.add_note("it got texts; chat: true passes messages")
+        else:
+            error.add_note("it got messages; chat: false passes texts")
         raise
     scores = _listed(result, f"a list of {count} numbers")
     if len(scores) != count:
         raise ValueError(f"returned {len(scores)} scores for {count} completions")
-    return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
+    found = [None if score is None else _score_or_error(score) for score in scores]
+    return {"scores": [found]}
 
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
