@@ -193,27 +193,32 @@ def read_devices(text: str) -> list[Devices]:
 
 def this_machine(dtype: str, device: str, count: int) -> Devices:
     """Measure products in `dtype` and the bandwidth of memory on `device`, for `count` ranks. They share a CPU."""
-    cuda = device.startswith("cuda")
-    share = 1 if cuda else count
-    if cuda:
-        memory = torch.cuda.get_device_properties(device).total_memory
+    if device.startswith("cuda"):
+        kind = DeviceKind(
+            name=torch.cuda.get_device_name(device).replace(" ", "-"),
+            memory=torch.cuda.get_device_properties(device).total_memory / GIB,
+            bf16=gemm_rate(dtype, device, 4096) / 1e12,
+            bandwidth=_copy_rate(device) / 1e12,
+            inside=32.0,
+            across=1.0,
+            node=max(torch.cuda.device_count(), count),
+            source=MEASURED,
+            rates=device_rates("machine"),
+            products=1.0,
+        )
     else:
-        memory = memory_bytes()[0] or 0
-    node = 1 if not cuda else torch.cuda.device_count()
-    rate = gemm_rate(dtype, device, *([4096] if cuda else [])) / 1e12 / share
-    kind = DeviceKind(
-        name=torch.cuda.get_device_name(device).replace(" ", "-") if cuda else CPU,
-        memory=memory / GIB / share,
-        bf16=rate,
-        bandwidth=_copy_rate(device) / 1e12 / share,
-        inside=32.0,
-        across=1.0,
-        node=max(node, count),
-        source=MEASURED,
-        products=1.0 if cuda else 0.0,
-        rates=device_rates("machine") if cuda else device_rates("machine", "cpu"),
-        fused=not cuda and dtype == "bfloat16",
-    )
+        kind = DeviceKind(
+            name=CPU,
+            memory=(memory_bytes()[0] or 0) / GIB / count,
+            bf16=gemm_rate(dtype, device) / 1e12 / count,
+            bandwidth=_copy_rate(device) / 1e12 / count,
+            inside=32.0,
+            across=1.0,
+            node=max(1, count),
+            source=MEASURED,
+            rates=device_rates("machine", "cpu"),
+            fused=dtype == "bfloat16",
+        )
     return Devices(kind, count)
 
 

@@ -182,12 +182,14 @@ class StepPlan:
 
     def as_json(self) -> dict[str, Any]:
         fits = self.memory.fits
+        seconds = self.seconds if fits else None
+        speed = self.speed if fits else None
         return {
             "devices": asdict(self.recipe.devices),
             **{name: asdict(getattr(self, name)) for name in ("layout", "load", "memory")},
             "fits": fits,
-            "seconds": self.seconds if fits else None,
-            "tokens_per_second_per_device": self.speed if fits else None,
+            "seconds": seconds,
+            "tokens_per_second_per_device": speed,
             "binds": self.binds,
             "stages": [stage._asdict() | {"seconds": stage.seconds, "binds": stage.binds} for stage in self.stages],
             "largest_micro_batch": self.micro_batch,

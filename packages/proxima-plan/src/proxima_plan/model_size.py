@@ -78,23 +78,28 @@ class ModelFacts:
             kind = "qwen3"
         else:
             kind = "llama"
-        return AutoConfig.for_model(
-            kind,
-            hidden_size=self.hidden,
-            intermediate_size=self.intermediate,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.query_width // self.heads,
-            vocab_size=self.vocabulary,
-            **({"num_experts": self.all_experts} if self.all_experts else {}),
-        )
+        sizes = {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.query_width // self.heads,
+            "vocab_size": self.vocabulary,
+        }
+        if self.all_experts:
+            sizes["num_experts"] = self.all_experts
+        return AutoConfig.for_model(kind, **sizes)
 
 
 @cache
 def known_models() -> dict[str, ModelFacts]:
     """Return the models of `model_size.toml` by name: that of the hub without its owner, in lower case."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["models"]
-    return {name: ModelFacts(**table) for table in tables for name in table.pop("names")}
+    facts = {}
+    for table in tables:
+        for name in table.pop("names"):
+            facts[name] = ModelFacts(**table)
+    return facts
 
 
 def known_facts(path: str) -> ModelFacts | None:
@@ -122,6 +127,10 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
     else:
         count = 0
     key_heads = getattr(text, "num_key_value_heads", None) or heads
+    active = 0
+    if count:
+        active = everything - routed + routed * experts // count
+    adapter = None if lora is None else adapter_parameters(model, lora)
     return ModelFacts(
         parameters=everything,
         layers=text.num_hidden_layers,
@@ -136,8 +145,8 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
         normed=any(name.endswith("q_norm.weight") for name, _ in model.named_parameters()),
         experts=experts,
         all_experts=count,
-        active=everything - routed + routed * experts // count if count else 0,
-        adapter=None if lora is None else adapter_parameters(model, lora),
+        active=active,
+        adapter=adapter,
     )
 
 

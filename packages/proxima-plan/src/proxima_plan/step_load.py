@@ -208,7 +208,9 @@ def _with_other_models(load: Load, config: RunConfig, model: ModelFacts) -> Load
         teacher = model_facts(distillation.path)
         frozen = frozen + teacher.parameters
         forwards = forwards + teacher.parameters / model.parameters
-    rewards = {*config.reward, *(spec for held_out in config.eval.sets for spec in held_out.reward)}
+    rewards = set(config.reward)
+    for held_out in config.eval.sets:
+        rewards.update(held_out.reward)
     judges = [reward for reward in rewards if REWARDS.holds(reward, "model")]
     beside = sum(model_facts(one.path, one.revision).parameters * BYTES[one.dtype] for one in judges)
     load = replace(load, forwards=forwards, frozen=frozen, beside=beside)

@@ -114,7 +114,8 @@ class DeviceWatch(TorchDispatchMode):
         """Count the memory of these tensors as `kind`."""
         for whole in tensors:
             tensor = getattr(whole, "_local_tensor", whole)
-            if isinstance(tensor, FakeTensor) and (key := tensor.untyped_storage()._cdata) in self._storages:
+            key = tensor.untyped_storage()._cdata if isinstance(tensor, FakeTensor) else None
+            if key in self._storages:
                 before, size, reference = self._storages[key]
                 self._storages[key] = kind, size, reference
                 self.bytes.now[before] -= size
@@ -163,7 +164,8 @@ class DeviceWatch(TorchDispatchMode):
                 return func(*args, **kwargs)
         silent = kwargs.get("non_blocking") or (writes and len(args) > 2 and args[2])
         if not (silent and self._is_pinned(source if after else args[0])):
-            self.wait("copy to the device" if after else "copy to the host")
+            where = "device" if after else "host"
+            self.wait(f"copy to the {where}")
         if after:
             if writes:
                 return args[0]

@@ -71,5 +71,6 @@ def whole_gradients(model: nn.Module) -> Iterator[Tensor]:
             for group in sharded._get_fsdp_state()._fsdp_param_groups:
                 for parameter in group.fsdp_params:  # the dtype of the reduction decides which of the two is set
                     whole = getattr(parameter, "_unsharded_param", None)
-                    gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
+                    gradient = None if whole is None else whole.grad
+                    gradients = (parameter.unsharded_accumulated_grad, gradient)
                     yield from (gradient for gradient in gradients if gradient is not None)

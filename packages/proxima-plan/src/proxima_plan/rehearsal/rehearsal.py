@@ -67,8 +67,9 @@ def _outcome(recipe: str, overrides: Sequence[str], ranks: int, import_code: boo
     try:
         resolved = resolve(recipe, overrides, root=None, import_code=import_code)
         sharding = _sharding(resolved.config, ranks)
-        shares = ranks // (1 if sharding is None else sharding.ranks_per_share)
-        return rehearse_step(resolved.config, shape_of(resolved.config, BatchArithmetic(resolved).batch, shares), ranks)
+        shares = ranks if sharding is None else ranks // sharding.ranks_per_share
+        shape = shape_of(resolved.config, BatchArithmetic(resolved).batch, shares)
+        return rehearse_step(resolved.config, shape, ranks)
     except UserError as error:  # its fields can't be passed between processes
         return str(error)
 
@@ -127,20 +128,23 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
         for part in parts:
             _label(watch, part)
         try:
-            for again in range(2):
-                if again:
-                    watch.restart()
-                for part in parts:
-                    items = fake_items(config, part, shape if again else FIRST, group.shares)
-                    watch.kind = ACTIVATIONS
-                    run_part(part, [items] * (shape.updates if again else 1))
-                    watch.kind = WEIGHTS
+            for part in parts:
+                _rehearse(watch, part, fake_items(config, part, FIRST, group.shares), 1)
+            watch.restart()
+            for part in parts:
+                _rehearse(watch, part, fake_items(config, part, shape, group.shares), shape.updates)
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"the rehearsal failed: {_located(error)}") from error
     peak = {kind: size for kind, size in watch.bytes.peak.items() if size > 0}
     return Rehearsal(peak, dict(watch.waits), time.perf_counter() - start)
+
+
+def _rehearse(watch: DeviceWatch, part: Training, items: Sequence[Any], updates: int) -> None:
+    watch.kind = ACTIVATIONS
+    run_part(part, [items] * updates)
+    watch.kind = WEIGHTS
 
 
 def _label(watch: DeviceWatch, part: Training) -> None:
@@ -163,7 +167,8 @@ def _label(watch: DeviceWatch, part: Training) -> None:
 
     def after(*_: Any) -> None:
         watch.kind = ACTIVATIONS
-        watch.relabel([x for slots in optimizer.state.values() for x in slots.values()], OPTIMIZER)
+        for slots in optimizer.state.values():
+            watch.relabel(list(slots.values()), OPTIMIZER)
 
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(after)

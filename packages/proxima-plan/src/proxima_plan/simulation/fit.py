@@ -60,7 +60,8 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
 
 def _assumed(files: RunFolder, steps: Sequence[Record], resolved: Resolved[Any]) -> Assumptions:
     """What these steps of a run show of lengths, rewards and dropped groups."""
-    prompts, lengths = list[int](), dict[int, list[int]]()
+    prompts: list[int] = []
+    lengths: dict[int, list[int]] = {}
     for record in steps:
         table = read_table(files.rollout_file(int(record["step"])), ["prompt_uid", "tokens", "prompt_tokens"])
         columns = [table["prompt_uid"], pc.list_value_length(table["tokens"])]
@@ -68,9 +69,10 @@ def _assumed(files: RunFolder, steps: Sequence[Record], resolved: Resolved[Any])
         for uid, length in zip(*(column.to_pylist() for column in columns), strict=True):
             lengths.setdefault(uid, []).append(length)
     sizes = {len(of_prompt) for of_prompt in lengths.values()}
+    group = sizes.pop() if len(sizes) == 1 else 1
     values = tuple(length for uid in sorted(lengths) for length in lengths[uid])
     assumed = Assumptions(
-        observed=Observed(values, sizes.pop() if len(sizes) == 1 else 1),
+        observed=Observed(values, group),
         prompt=max(1, round(fmean(prompts))),
         score=fmean(record.get("time/score", Assumptions.score) for record in steps),
     )
@@ -88,7 +90,11 @@ def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved
     config = replace(config, train=replace(config.train, steps=len(steps) + WARM_UP))
     plan = plan_recipe(resolved, devices)
     runtime = config.runtime
-    lag, concurrent = (runtime.max_lag, runtime.max_concurrent_rollouts) if runtime.overlaps else (0, None)
+    lag = 0
+    concurrent = None
+    if runtime.overlaps:
+        lag = runtime.max_lag
+        concurrent = runtime.max_concurrent_rollouts
     for _ in range(ROUNDS):
         run = simulate_lag(config, plan, assumed, lag, concurrent)
         simulated = figures_of(run[WARM_UP:])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 from proxima.config.resolved import Resolved
@@ -55,7 +56,8 @@ def simulate_lags(
     own = config.runtime.max_concurrent_rollouts
     batch = config.train.prompts_per_step
     concurrents = [batch, 2 * batch] if own is None else [own]
-    pairs = [(0, None), *((lag, concurrent) for lag in lags if lag for concurrent in concurrents)]
+    pairs: list[tuple[int, int | None]] = [(0, None)]
+    pairs += product(filter(None, lags), concurrents)
     cells: list[SimulatedCell] = []
     for lag, concurrent in pairs:
         progress(len(cells), len(pairs))

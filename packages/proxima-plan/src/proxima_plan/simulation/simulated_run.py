@@ -65,7 +65,7 @@ def figures_of(steps: Sequence[Record]) -> SpeedFigures:
     def share(key: str, stages: Callable[[Record], float]) -> float:
         """Return the mean of a share, weighted by step duration; a synchronous run records the seconds of its `stages`
         instead."""
-        spent = (record[key] * record["time/step"] if key in record else stages(record) for record in steps)
+        spent = [record[key] * record["time/step"] if key in record else stages(record) for record in steps]
         return float(sum(spent) / in_steps)
 
     used = sum(record["prompts_used"] for record in steps)

@@ -39,7 +39,9 @@ class TimedGroup:
     def completion(self) -> Completion:
         """Return the completions as one."""
         total = sum(self.lengths[: self.trained])
-        runs = [run for sample in range(self.trained) for run in self.versions[sample]]
+        runs = []
+        for sample in range(self.trained):
+            runs += self.versions[sample]
         versions, tokens = np.array(runs, np.int32).T
         mixed = versions.min() < versions.max()
         return Completion(
