@@ -22,25 +22,14 @@ def failed(made: list[StageVerdict]) -> bool:
 def text(dump: Dump, file: str, made: list[StageVerdict]) -> str:
     """The report for a reader."""
     rows = len(dump.loss_mask)
-    if dump.settings.peer:
-        peer = f" of {dump.settings.peer}"
-    else:
-        peer = ""
+    peer = f" of {dump.settings.peer}" if dump.settings.peer else ""
     tokens = int(dump.loss_mask.sum())
     lines = [f"{file}: one update step{peer}, {rows} answers, {tokens} tokens in the loss", ""]
-    table = [
-        {
-            "": stage.name,
-            "ours": _number(stage.ours),
-            "theirs": _number(stage.theirs),
-            "verdict": NONE_FITS if stage.verdict == "unexplained" else stage.verdict,
-            "at": stage.where if stage.verdict != "same" else "",
-        }
-        for stage in made
-    ]
+    table = [_row(stage) for stage in made]
     lines.append(table_text(table, sys.stdout, left=("verdict", "at")))
     first = first_disagreement(made)
-    lines += ["", "first disagreement: none" if first is None else f"first disagreement: {first.name}"]
+    named = "none" if first is None else first.name
+    lines += ["", f"first disagreement: {named}"]
     loss = next(stage for stage in made if stage.name == "loss")
     for stage in made:
         if stage.name == "gradient" and stage.verdict == "explained" and stage.found.matches == loss.found.matches:
@@ -48,6 +37,15 @@ def text(dump: Dump, file: str, made: list[StageVerdict]) -> str:
         else:
             lines += _explanation(stage)
     return "\n".join(lines)
+
+
+def _row(stage: StageVerdict) -> dict[str, str]:
+    row = {"": stage.name, "ours": _number(stage.ours), "theirs": _number(stage.theirs)}
+    if stage.verdict == "same":
+        return row | {"verdict": "same", "at": ""}
+    if stage.verdict == "unexplained":
+        return row | {"verdict": NONE_FITS, "at": stage.where}
+    return row | {"verdict": stage.verdict, "at": stage.where}
 
 
 def _explanation(stage: StageVerdict) -> list[str]:
@@ -74,24 +72,26 @@ def _headline(stage: StageVerdict) -> str:
     if stage.verdict == "unexplained":
         return f"{NONE_FITS}; {stage.found.tried:,} tried{more}"
     count = len(stage.found.nearest)
+    said = f"{count} conventions give it, which this batch can't tell apart"
     if count == 1:
         said = "this convention gives it"
-    else:
-        said = f"{count} conventions give it, which this batch can't tell apart"
     return f"{said}; {stage.found.tried:,} tried{more}"
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.9g}"
+    if value is None:
+        return ""
+    return f"{value:.9g}"
 
 
 def as_json(dump: Dump, file: str, made: list[StageVerdict]) -> dict[str, Any]:
     """The report for a program."""
     first = first_disagreement(made)
+    named = None if first is None else first.name
     return {
         "file": file,
         "peer": dump.settings.peer,
-        "first_disagreement": None if first is None else first.name,
+        "first_disagreement": named,
         "stages": [
             {
                 "name": stage.name,

@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,11 +35,13 @@ def verify_files(
     from proxima.task.template import to_json_value
     from proxima_peers.verify.verification import totals
 
-    names = [path for name in file for path in _files(name)]
+    names: list[str] = []
+    for name in file:
+        names += _files(name)
     # a wrong path is refused before anything is computed
     records = {name: _read_records(Path(name)) for name in names}
     verdicts = {name: [_verdict(raw, import_code) for raw in raws] for name, raws in records.items()}
-    total = totals([verdict for of_file in verdicts.values() for verdict in of_file])
+    total = totals(list(chain.from_iterable(verdicts.values())))
     if as_json:
         files = [
             {
@@ -109,7 +112,8 @@ def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) ->
     from proxima_peers.verify.verification import totals
 
     counts = {name: (totals(of_file), _reasons(of_file)) for name, of_file in verdicts.items()}
-    counts |= {"total": (total, "")} if len(verdicts) > 1 else {}
+    if len(verdicts) > 1:
+        counts["total"] = (total, "")
     rows = [{"": name} | {key: str(n) for key, n in of.items()} | {"why": why} for name, (of, why) in counts.items()]
     lines = [table_text(rows, sys.stdout, left=("why",))]
     for name, of_file in verdicts.items():
@@ -128,7 +132,11 @@ def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) ->
 def _reasons(verdicts: list["RecordVerdict"]) -> str:
     """`P16 ×3, P27`: the peculiarities that explain the differences."""
     counts = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "differs")
-    texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
+    texts = []
+    for reason, count in sorted(counts.items()):
+        if count > 1:
+            reason += f" ×{count}"
+        texts.append(reason)
     return ", ".join(texts)
 
 

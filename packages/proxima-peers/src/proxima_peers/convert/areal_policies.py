@@ -145,7 +145,8 @@ def _cap(d: Draft, o: Options) -> None:
     else:
         upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
     floor = o.number(*FLOORS, default=0.0)
-    lower = (floor, o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    source = o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only"
+    lower = (floor, source)
     note = ""
     if written is None:
         note = "AReaL before rejection_sampling caps at 5 by default; later versions don't"

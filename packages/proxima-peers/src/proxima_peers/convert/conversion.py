@@ -44,16 +44,7 @@ def convert(path: str | Path, peer: str) -> Draft:
     command = offline_training(o, peer)
     why = why_not(o, peer) if command is None else None
     if why is not None:
-        if why.endswith(NOT_CONVERTED):
-            others = []
-        else:
-            others = likely_peers(path)
-        wanted = "name the framework with --from, and give its configuration of a training with rewards"
-        if why.endswith(NOT_CONVERTED):
-            wanted = CONVERTED
-        elif len(others) == 1:
-            wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
-        raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
+        raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {_wanted(path, why)}")
     for name in ("config", "defaults", "launch"):  # a base file that is missing here is recorded as a doubt
         o.get(name)
     draft: Draft
@@ -80,6 +71,16 @@ def convert(path: str | Path, peer: str) -> Draft:
     return draft
 
 
+def _wanted(path: str | Path, why: str) -> str:
+    """What to give instead of a file that is none of this peer, for this reason."""
+    if why.endswith(NOT_CONVERTED):
+        return CONVERTED
+    others = likely_peers(path)
+    if len(others) == 1:
+        return f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
+    return "name the framework with --from, and give its configuration of a training with rewards"
+
+
 def module_of(name: str) -> Any:
     return import_module(f"proxima_peers.convert.{name}")
 
@@ -87,17 +88,20 @@ def module_of(name: str) -> Any:
 def offline_training(o: Options, peer: str) -> str | None:
     """The training, such as `sft`, of a file without rewards; None for any other file."""
     offline = PEERS[peer].offline
-    return module_of(offline).training_of(o) if offline else None
+    if not offline:
+        return None
+    command: str | None = module_of(offline).training_of(o)
+    return command
 
 
 def why_not(o: Options, peer: str) -> str | None:
     """The reason why the file is not a training with rewards of this peer; None if it is one."""
     offline = PEERS[peer].offline
     why = not_a_training(o, peer)
-    other = None
-    if offline:
-        other = getattr(module_of(offline), "other_training", None)
-    return why if other is None else other(o, why)
+    other = getattr(module_of(offline), "other_training", None) if offline else None
+    if other is not None:
+        why = other(o, why)
+    return why
 
 
 def evaluating_command(draft: Draft, o: Options) -> str:
@@ -133,7 +137,8 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
     if replaced and not problems:
         resolved = resolve(draft.filled, root=None, import_code=False)
         for path, why in replaced.items():
-            if is_leaf(value := resolved.get(path)):
+            value = resolved.get(path)
+            if is_leaf(value):
                 draft.entries[path] = Entry(value, on_one_line(f"{FILL_IN}: {why}"))
     return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
 
@@ -146,8 +151,10 @@ def is_leaf(value: Any) -> bool:
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
     """The problems that stop the recipe; opens no file and no reward model, and imports no code."""
     rewards = [_unopened(reward) for reward in recipe.get("reward", ())]
+    if rewards:
+        recipe = recipe | {"reward": rewards}
     try:
-        resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)
+        resolved = resolve(recipe, root=None, import_code=False)
     except ConfigError as error:
         yield from error.problems
         return

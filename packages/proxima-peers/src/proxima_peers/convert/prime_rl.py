@@ -59,10 +59,16 @@ def convert(o: Options) -> Draft:
     curricula(d, o)
     beside(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
-    sections = (SAMPLING, f"{BATCH}sampling.")
-    longest = ("max_completion_tokens", "max_tokens")
-    names = {"temperature": tuple(f"{section}temperature" for section in sections)}
-    names["max_tokens"] = tuple(section + name for name in longest for section in sections)
+    older = f"{BATCH}sampling."
+    names = {
+        "temperature": (f"{SAMPLING}temperature", f"{older}temperature"),
+        "max_tokens": (
+            f"{SAMPLING}max_completion_tokens",
+            f"{older}max_completion_tokens",
+            f"{SAMPLING}max_tokens",
+            f"{older}max_tokens",
+        ),
+    }
     common.sampling(d, o, names, {"temperature": 1.0})
     own_sampling(d, o)
     _longest_of_sources(d)
@@ -118,12 +124,12 @@ def _surrogate(d: Draft, o: Options) -> None:
         _penalty(d, o, 1e-3)
     else:
         before = o.given(f"{LOSS}ipo_threshold") or july
-        usual = 0.1 if july else 0.3
-        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=usual)
+        threshold = 0.1 if july else 0.3
+        epsilon = o.sourced(f"{LOSS}eps", f"{LOSS}ipo_threshold", default=threshold)
         note = "prime-rl's IPO: a band around the engine's probabilities, no loss over pairs"
         d.spec(surrogate, "tv_band", origin, note, epsilon=epsilon)
-        usual = 1e-3 if before else 0.0
-        _penalty(d, o, usual)
+        strength = 1e-3 if before else 0.0
+        _penalty(d, o, strength)
 
 
 def _penalty(d: Draft, o: Options, default: float) -> None:
@@ -228,11 +234,15 @@ def _batch(d: Draft, o: Options) -> None:
     tokens = f"{BATCH}token_batch_size"
     group = o.whole(*GROUPS, default=1, least=1)
     origin = o.origin(*GROUPS)
-    own = {source[key] for source in listed(o) for key in ("group_size", "rollouts_per_example") if key in source}
-    if len(own) == 1 and isinstance(only := own.pop(), int) and only > 0:
+    own: set[Any] = set()
+    for source in listed(o):
+        own |= {source[key] for key in ("group_size", "rollouts_per_example") if key in source}
+    only = next(iter(own), None)
+    if len(own) == 1 and isinstance(only, int) and only > 0:
         group = only
-        origin = f"from {next(name for name in SOURCES if name in o.flat)}: its group_size"
-    elif own:
+        named = next(name for name in SOURCES if name in o.flat)
+        origin = f"from {named}: its group_size"
+    elif len(own) > 1:
         d.lacks(GROUPS[0], f"environments with groups of {', '.join(map(str, own))}: here all have {group}")
     samples = o.whole(size, default=128, least=1)
     if samples % group:

@@ -61,9 +61,11 @@ def _parts(source: Source) -> list[Mapping[str, Any]]:
     if not isinstance(curriculum, Mapping):
         return []
     gates = curriculum.get("gates")
-    found = [*(gates.values() if isinstance(gates, Mapping) else ()), curriculum.get("sampler")]
-    known = {"sampler", "gates"}
-    found += [{key: value} for key, value in curriculum.items() if key not in known]
+    found: list[Any] = []
+    if isinstance(gates, Mapping):
+        found += gates.values()
+    found.append(curriculum.get("sampler"))
+    found += [{key: value} for key, value in curriculum.items() if key not in ("sampler", "gates")]
     return [part for part in found if isinstance(part, Mapping)]
 
 

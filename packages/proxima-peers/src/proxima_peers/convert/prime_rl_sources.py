@@ -81,6 +81,7 @@ def verifiers_environment(source: Source) -> dict[str, Any] | None:
     inside = source.get("env", source)
     if not isinstance(inside, Mapping):
         return None
+    environment: dict[str, Any] = {}
     tasks = inside.get("taskset")
     if isinstance(tasks, Mapping) and tasks.get("id"):
         args = {key: value for key, value in inside.items() if key not in OF_THE_RUN}
@@ -88,13 +89,13 @@ def verifiers_environment(source: Source) -> dict[str, Any] | None:
         harness = args.pop("harness", None)  # at first beside the taskset, then in the agent
         if harness:
             args["agent"] = {"harness": harness} | args.get("agent", {})
-        environment: dict[str, Any] = {"name": str(tasks["id"])}
+        environment["name"] = str(tasks["id"])
         if any(args.values()):
             environment["args"] = args
         return environment
     if not inside.get("id"):
         return None
-    environment: dict[str, Any] = {"name": str(inside["id"])}
+    environment["name"] = str(inside["id"])
     given = inside.get("args")
     if isinstance(given, Mapping) and given:
         environment["args"] = dict(given)

@@ -338,8 +338,9 @@ def _entries(written: list[Any]) -> Iterator[tuple[str, str | None, str]]:
             entry = {"": entry}
         for key, value in entry.items():
             group, at, package = str(key).removeprefix("optional ").partition("@")
+            target = package if at else None
             for name in _as_list(value):
-                yield group, package if at else None, str(name)
+                yield group, target, str(name)
 
 
 def _as_list(value: Any) -> list[Any]:

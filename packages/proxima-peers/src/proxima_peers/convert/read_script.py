@@ -229,7 +229,7 @@ class _Script:
     def environment(self) -> dict[str, list[str]]:
         """The possible values of each variable in the commands that set `a.b=value` or name a config; in all that set
         options if none does."""
-        of_config = {name: self.flags[name] for name in ("config", "config_name") if name in self.flags}
+        of_config = {name: seen for name, seen in self.flags.items() if name in ("config", "config_name")}
         if self.overrides or of_config:
             commands = _commands_of(self.overrides) | _commands_of(of_config)
         else:
@@ -482,8 +482,10 @@ def flattened(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{name}.")
-        else:  # `???` marks a value in OmegaConf that must be given elsewhere
-            yield name, None if value == "???" else value
+        elif value == "???":  # in OmegaConf: it must be given elsewhere
+            yield name, None
+        else:
+            yield name, value
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")

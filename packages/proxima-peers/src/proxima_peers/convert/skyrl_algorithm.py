@@ -128,20 +128,22 @@ def _losses(o: Options) -> dict[str, tuple[str, Fields]]:
     clip: Fields = {"epsilon_low": of("eps_clip_low", 0.2), "epsilon_high": of("eps_clip_high", 0.2)}
     divergence = o.choice(("binary_tv", "binary_kl"), ALGORITHM + "dppo.dppo_type", default="binary_tv")
     shares: Fields = {"low": of("clip_cov.clip_cov_lb", 1.0), "high": of("clip_cov.clip_cov_ub", 5.0)}
-    cispo: Fields = {
-        "epsilon_low": of("cispo.cispo_eps_clip_low", 1.0),
-        "epsilon_high": of("cispo.cispo_eps_clip_high", 4.0),
-    }
+    least = 1.0
+    most = 4.0
     if is_older(o):
-        cispo = {
-            "epsilon_low": of("cispo.cispo_eps_clip_low", 0.0),
-            "epsilon_high": of("cispo.cispo_eps_clip_high", 5.0),
-        }
+        least = 0.0
+        most = 5.0
     return {
         "regular": ("ppo_clip", clip),
         "dual_clip": ("ppo_clip", {**clip, "dual_clip": of("clip_ratio_c", 3.0)}),
         "gspo": ("gspo", {**clip, "form": ("token", "SkyRL's is GSPO-token")}),
-        "cispo": ("cispo", cispo),
+        "cispo": (
+            "cispo",
+            {
+                "epsilon_low": of("cispo.cispo_eps_clip_low", least),
+                "epsilon_high": of("cispo.cispo_eps_clip_high", most),
+            },
+        ),
         "sapo": ("sapo", {"tau_positive": of("sapo.tau_pos", 1.0), "tau_negative": of("sapo.tau_neg", 1.05)}),
         "dppo": (
             "dppo",

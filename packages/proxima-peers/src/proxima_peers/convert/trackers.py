@@ -121,7 +121,8 @@ def _tracker(d: Draft, o: Options, kind: str, switch: str, names: Names) -> None
         if name is None:
             continue
         value = o.get(name)
-        if (why := o.doubts.pop(name, None)) is not None:  # a name decides no result: nothing to fill in
+        why = o.doubts.pop(name, None)
+        if why is not None:  # a name decides no result: nothing to fill in
             d.drops(name, f"{why}; our default is used")
         elif field == "tags":
             tags = value if isinstance(value, list) else [value]

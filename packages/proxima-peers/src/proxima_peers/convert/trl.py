@@ -384,7 +384,8 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     fields: Fields = {"level": (level, origin), "bound": (how, origin), "upper": (high, source)}
     least = prefix + "clip_min"
     low = o.number(least, default=0.0)
-    fields["lower"] = (low, o.origin(least) if o.given(least) else "no lower bound")
+    source = o.origin(least) if o.given(least) else "no lower bound"
+    fields["lower"] = (low, source)
     d.append(LIST, "importance", origin, note, **fields)
 
 

@@ -59,12 +59,13 @@ def stated_advantage(spec: Any) -> Convention:
         epsilon = 1e-8
     else:
         return {}
+    place = "variance" if deviation == "tokens" else "deviation"
     return {
         CENTRE: CENTRES[centre],
         DEVIATION: DEVIATIONS[deviation],
         COUNT: COUNTS["sample"],
         EPSILON: f"{epsilon:g}",
-        PLACE: PLACES["variance" if deviation == "tokens" else "deviation"],
+        PLACE: PLACES[place],
         ALONE: ALONE_IS["zero"],
     }
 

@@ -91,7 +91,9 @@ def factor_tables(dump: Dump, counted: str, mask: Tensor) -> Iterator[Factors]:
             chosen = begun | {MEAN: mean, OVER: over}
             if mean == SUM and over != BATCH:
                 continue
-            yield Factors(chosen | ({EMPTY: EMPTY_IS[False]} if of_answers else {}), factor)
+            if of_answers:
+                chosen[EMPTY] = EMPTY_IS[False]
+            yield Factors(chosen, factor)
             if of_answers and bool(empty.any()):
                 yield Factors(chosen | {EMPTY: EMPTY_IS[True]}, more)
     yield from _counted_outside(dump, mask, begun)
@@ -174,6 +176,7 @@ def _counted_outside(dump: Dump, mask: Tensor, begun: Convention) -> Iterator[Fa
             yield Factors({**begun, MEAN: TOKENS, OVER: over}, one * ranks / given.tokens)
         if given.sequences:
             factors = {TOKEN_MEANS: one / length, TOKEN_SUMS: one, PADDED_WIDTH: one / dump.shape[1]}
-            factors |= {LONGEST_ALLOWED: one / given.max_length} if given.max_length else {}
+            if given.max_length:
+                factors[LONGEST_ALLOWED] = one / given.max_length
             for mean, factor in factors.items():
                 yield Factors({**begun, MEAN: mean, OVER: over}, factor * ranks / given.sequences)

@@ -225,7 +225,8 @@ def _native(value: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
         else:
             target = numpy.dtype("float64")
         return numpy.ascontiguousarray(value, dtype=target)
-    return numpy.ascontiguousarray(value, dtype="bool" if kind == "b" else "int64")
+    dtype = "bool" if kind == "b" else "int64"
+    return numpy.ascontiguousarray(value, dtype=dtype)
 
 
 def _read_safetensors(file: str, content: bytes) -> tuple[dict[str, Tensor], str]:

@@ -64,7 +64,9 @@ def _stated_weight(dump: Dump) -> str:
     if "weight" in dump:
         return GIVEN_WEIGHT
     stated = stated_weight(dump.settings.correction)
-    for convention, _ in weight_tables(dump) if stated else ():
+    if not stated:
+        return NO_WEIGHT
+    for convention, _ in weight_tables(dump):
         if all(stated[axis] == choice for axis, choice in convention.items()):
             return weight_name(convention)
     return NO_WEIGHT
@@ -72,8 +74,12 @@ def _stated_weight(dump: Dump) -> str:
 
 def stated_centre(dump: Dump) -> str:
     """The stated centre of the ratio, or the first that the dump has."""
-    there = [name for name in ("old", "rollout") if f"{name}_log_prob" in dump]
-    return dump.settings.centre or (there[0] if there else "current")
+    if dump.settings.centre:
+        return dump.settings.centre
+    for name in ("old", "rollout"):
+        if f"{name}_log_prob" in dump:
+            return name
+    return "current"
 
 
 def our_loss(dump: Dump, advantage: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +120,9 @@ class LossTable:
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """[P, K, E, F] each: loss and magnitude; [P, K, E, F] the sum of its derivative, and its magnitude."""
-        policy, kl, entropy = (_stacked(terms) for terms in (self.policy, self.kl, self.entropy))
+        policy = _stacked(self.policy)
+        kl = _stacked(self.kl)
+        entropy = _stacked(self.entropy)
         factor = torch.stack([each.factor for each in self.factors])
         out = []
         for i in range(4):
@@ -211,7 +219,8 @@ def search_tables(dump: Dump, table: Iterable[LossTable]) -> FoundLoss:
                 if same_gradient(family.slope(at), gradient, dump):
                     match = Match.of(family.convention(at), stated)
                     slope.append(match)
-                    both += [match] if bool(fit[at]) else []
+                    if bool(fit[at]):
+                        both.append(match)
     tried = sum(map(len, values))
     chance = 0.0
     if values and theirs is not None:

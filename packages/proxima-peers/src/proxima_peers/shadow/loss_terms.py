@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -119,10 +118,13 @@ def _specs(dump: Dump) -> Iterator[tuple[Convention, Any]]:
         }
         levels += [("answer", Gspo(form="sequence", **bounds)), ("answer_token", Gspo(form="token", **bounds))]
     elif isinstance(given, Gspo):
-        levels.append(("token", PpoClip(given.epsilon_low, given.epsilon_high, given.dual_clip)))
-        other = "token" if given.form == "sequence" else "sequence"
-        name = "answer" if other == "sequence" else "answer_token"
-        levels.append((name, Gspo(given.epsilon_low, given.epsilon_high, other, given.dual_clip)))  # type: ignore[arg-type]
+        low = given.epsilon_low
+        high = given.epsilon_high
+        levels.append(("token", PpoClip(low, high, given.dual_clip)))
+        if given.form == "sequence":
+            levels.append(("answer_token", Gspo(low, high, "token", given.dual_clip)))
+        else:
+            levels.append(("answer", Gspo(low, high, "sequence", given.dual_clip)))
     for level, spec in levels:
         for name, fields in _ranges(spec).items():
             for dual, more in _duals(spec).items():
@@ -149,7 +151,8 @@ def _ranges(spec: Any) -> dict[str, dict[str, float]]:
     ranges: dict[str, dict[str, float]] = {"epsilon": {}}
     if not (hasattr(spec, "epsilon_low") and hasattr(spec, "epsilon_high")):
         return ranges
-    low, high = spec.epsilon_low, spec.epsilon_high
+    low = spec.epsilon_low
+    high = spec.epsilon_high
     ranges["bounds"] = {"epsilon_low": 1 - low, "epsilon_high": high - 1}
     ranges["upper"] = {"epsilon_low": 1.0, "epsilon_high": high - 1}
     if high < 20:
@@ -197,14 +200,17 @@ def policy_terms(
     begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
     b = update_batch(dump, mask, dump["log_prob"], centre, advantage)
     far = beyond_limit(masked_log_ratio(b))
+    clamps = (True, False) if far else (True,)
     for convention, spec in _specs(dump):
-        for clamped in (True, False) if far else (True,):
+        for clamped in clamps:
             surrogate = partial(_surrogate, dump, advantage, mask, centre, spec, clamped=clamped)
             try:
                 token, slope, unit = surrogate()
             except ValueError:
                 return  # it needs a tensor that the dump lacks
-            chosen = begun | convention | ({CLAMP: CLAMPS[clamped]} if far else {})
+            chosen = begun | convention
+            if far:
+                chosen[CLAMP] = CLAMPS[clamped]
             for name, weight in weights.items():
                 if name == GEOMETRIC_WEIGHT and unit == "token":
                     continue
@@ -224,8 +230,11 @@ def _surrogate(
     leaf = dump["log_prob"].clone().requires_grad_()
     b = update_batch(dump, mask, leaf, centre, advantage)
     check_needs(spec, b)
-    with nullcontext() if clamped else unclamped():
+    if clamped:
         out = spec(b)
+    else:
+        with unclamped():
+            out = spec(b)
     (slope,) = torch.autograd.grad(out.loss.sum(), leaf)
     return out.loss.detach().double().view(mask.shape), slope.double(), out.unit
 
@@ -276,8 +285,9 @@ def kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
             for times, level in TIMES.items():
                 kinds[f"{name}{times}"] = PENALTIES[kind](given.coefficient, **more), level
             kinds[f"{name}{SMOOTH}"] = PENALTIES[kind](given.coefficient, straight_through=True, **more), ""
+    choices = (False, True) if "weight" in dump else (False,)
     for said, (spec, level) in kinds.items():
-        for weighted in (False, True) if "weight" in dump else (False,):
+        for weighted in choices:
             make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)
             try:
                 made = make()
@@ -300,10 +310,9 @@ def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, we
     (slope,) = torch.autograd.grad(value.sum(), leaf)
     token = value.detach().double().view(mask.shape)
     slope = slope.double()
-    if weighted:
-        weight = torch.where(mask, dump["weight"], 0.0)
-    else:
-        weight = torch.ones_like(token)
+    if not weighted:
+        return token, slope
+    weight = torch.where(mask, dump["weight"], 0.0)
     return token * weight, slope * weight
 
 

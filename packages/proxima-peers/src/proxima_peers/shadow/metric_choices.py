@@ -95,7 +95,8 @@ def metric_statistics(dump: Dump, name: str, advantage: Tensor | None) -> Iterat
 
 def _clips(dump: Dump, gap: Tensor, advantage: Tensor) -> Iterator[tuple[str, Tensor]]:
     spec = dump.settings.surrogate
-    low, high = getattr(spec, "epsilon_low", None), getattr(spec, "epsilon_high", None)
+    low = getattr(spec, "epsilon_low", None)
+    high = getattr(spec, "epsilon_high", None)
     if low is None or high is None:
         return
     mask = dump["mask"]

@@ -64,8 +64,9 @@ def stages(dump: Dump) -> Iterator[StageVerdict]:
         yield from _metrics(dump, None)
         yield StageVerdict("gradient", "not recomputed", reason=reason)
     else:
-        needed = "loss" in dump or "grad_log_prob" in dump
-        found = search_loss(dump, advantage) if needed else None
+        found = None
+        if "loss" in dump or "grad_log_prob" in dump:
+            found = search_loss(dump, advantage)
         ours, refused = _our_loss(dump, advantage)
         yield _loss(dump, ours, found, refused)
         yield from _metrics(dump, advantage)
@@ -90,9 +91,13 @@ def advantage_of(dump: Dump) -> tuple[Tensor | None, str]:
 
 def _lacks_rewards(dump: Dump) -> str:
     """What the dump lacks for advantages from rewards; empty if it has all."""
-    needed = ("reward",) if dump.settings.advantage.per_token else ("reward", "group")
+    needed = ["reward"]
+    if not dump.settings.advantage.per_token:
+        needed.append("group")
     missing = [name for name in needed if name not in dump]
-    return f"no {' and '.join(missing)}" if missing else ""
+    if missing:
+        return f"no {' and '.join(missing)}"
+    return ""
 
 
 def _our_advantage(dump: Dump) -> tuple[Tensor | None, str]:
@@ -114,11 +119,10 @@ def _our_advantage(dump: Dump) -> tuple[Tensor | None, str]:
 def _place(dump: Dump, row: int, at: int | None = None) -> str:
     if at is None:
         return f"answer {row}"
+    place = f"answer {row}, position {at}"
     if "token" in dump:
-        token = f", token {int(dump['token'][row, at])}"
-    else:
-        token = ""
-    return f"answer {row}, position {at}{token}"
+        place += f", token {int(dump['token'][row, at])}"
+    return place
 
 
 def _apart(dump: Dump, ours: Tensor, theirs: Tensor, mask: Tensor) -> tuple[float, float, str]:
@@ -160,7 +164,7 @@ def _advantages(dump: Dump) -> StageVerdict:
         numbers = row[some]
     found = search(candidates, stated | stated_rewards(dump), numbers, dump.rtol)
     if ours is None:
-        return StageVerdict(name, "explained" if found.matches else "unexplained", found=found, reason=reason)
+        return StageVerdict(name, _verdict(False, found), found=found, reason=reason)
     apart = _apart(dump, ours, theirs, mask)
     near = abs(apart[0] - apart[1]) <= ATOL + dump.rtol * max(1.0, float(numbers.abs().max()))
     same = near or (stated and found.matches and not found.matches[0].departures)
@@ -184,7 +188,9 @@ def _of_answers(dump: Dump, some: Tensor) -> Iterator[TriedConvention]:
 def _verdict(same: Any, found: Found) -> Verdict:
     if same:
         return "same"
-    return "explained" if found.matches else "unexplained"
+    if found.matches:
+        return "explained"
+    return "unexplained"
 
 
 def _weights(dump: Dump) -> StageVerdict:
@@ -197,15 +203,13 @@ def _weights(dump: Dump) -> StageVerdict:
     spec = dump.settings.correction
     theirs = dump["weight"]
     found = search(weight_candidates(dump), stated_weight(spec), theirs[mask], dump.rtol)
-    before = dump["old_log_prob" if "old_log_prob" in dump else "log_prob"]
+    before = dump["old_log_prob"] if "old_log_prob" in dump else dump["log_prob"]
     b = dump.batch(mask, dump["log_prob"], behavior_log_prob=dump["rollout_log_prob"], proximal_log_prob=before)
-    stated = spec if isinstance(spec, Importance) else None
-    if stated:
-        weight = apply_corrections(b, [stated])[0].weight
-    else:
-        weight = torch.ones(len(b), dtype=torch.float64)
-    assert weight is not None
-    ours = weight.double().view(mask.shape)
+    ours = torch.ones(mask.shape, dtype=torch.float64)
+    if isinstance(spec, Importance):
+        weight = apply_corrections(b, [spec])[0].weight
+        assert weight is not None
+        ours = weight.double().view(mask.shape)
     numbers = _apart(dump, ours, theirs, mask)
     near = (ours - theirs).abs() <= ATOL + 10 * dump.rtol * theirs.abs()
     return StageVerdict(name, _verdict(bool(near[mask].all()), found), *numbers, found)
@@ -239,8 +243,8 @@ def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | Non
     said = refused
     if found.both.matches:
         narrowed = found.both
-        fewer = len(found.both.matches) < len(found.loss.matches)
-        said = "the gradient decided among them" if fewer else refused
+        if len(found.both.matches) < len(found.loss.matches):
+            said = "the gradient decided among them"
     if ours is None:
         return StageVerdict("loss", _verdict(False, narrowed), None, theirs, "", narrowed, said)
     value = float(ours[0])

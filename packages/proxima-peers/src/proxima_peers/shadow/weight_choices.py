@@ -1,6 +1,7 @@
 """Weights from the engine's policy to the trainer's, and which of the answer's tokens are in the loss."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from proxima.core.correction.importance import Importance
 from proxima.core.correction.rejection import Rejection
 from proxima.core.loss import apply_corrections
 from proxima.data import UserError
+from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 
@@ -42,11 +44,12 @@ def stated_weight(spec: Any) -> Convention:
     """What a correction says on these axes."""
     if not isinstance(spec, Importance):
         return {}
+    towards = "current" if spec.towards == "current" else "old"
     return {
         LEVEL: LEVELS[spec.level],
         BOUND: BOUNDS[spec.bound],
         LOWER: f"{spec.floor:g}",
-        TOWARDS: NUMERATORS["current" if spec.towards == "current" else "old"],
+        TOWARDS: NUMERATORS[towards],
         NORMALISED: YES_NO[spec.normalise],
     }
 
@@ -63,24 +66,30 @@ def weight_tables(dump: Dump) -> Iterator[tuple[Convention, Tensor]]:
         for lower in dict.fromkeys((given.floor, 1 / given.upper, 0.0)):
             if lower <= given.upper:
                 bounds += [("clip", given.upper, lower), ("clamp", given.upper, lower)]
-    for level in LEVELS:
-        for towards in NUMERATORS if "old_log_prob" in dump else ("current",):
-            for bound, upper, least in bounds:
-                for normalise in (False, True):
-                    made: dict[str, Any] = {"level": level, "bound": bound, "upper": upper, "lower": least}
-                    chosen = {LEVEL: LEVELS[level], BOUND: BOUNDS[bound], TOWARDS: NUMERATORS[towards]}
-                    chosen |= {} if least is None else {LOWER: f"{least:g}"}
-                    spec = Importance(**made, normalise=normalise)
-                    yield chosen | {NORMALISED: YES_NO[normalise]}, _weights(dump, spec, towards)
+    for level, towards in product(LEVELS, _numerators(dump)):
+        for (bound, upper, least), normalise in product(bounds, (False, True)):
+            made: dict[str, Any] = {"level": level, "bound": bound, "upper": upper, "lower": least}
+            chosen = {LEVEL: LEVELS[level], BOUND: BOUNDS[bound], TOWARDS: NUMERATORS[towards]}
+            if least is not None:
+                chosen[LOWER] = f"{least:g}"
+            chosen[NORMALISED] = YES_NO[normalise]
+            spec = Importance(**made, normalise=normalise)
+            yield chosen, _weights(dump, spec, towards)
+
+
+def _numerators(dump: Dump) -> Iterable[str]:
+    """The policies of the dump that may be compared with the engine's."""
+    return NUMERATORS if "old_log_prob" in dump else ("current",)
+
+
+def _compared(dump: Dump, mask: Tensor, towards: str) -> PolicyBatch:
+    """The batch in which a correction compares the policy `towards` with the engine's."""
+    before = dump["old_log_prob"] if towards == "old" else dump["log_prob"]
+    return dump.batch(mask, dump["log_prob"], behavior_log_prob=dump["rollout_log_prob"], proximal_log_prob=before)
 
 
 def _weights(dump: Dump, spec: Any, towards: str) -> Tensor:
-    if towards == "old":
-        before = dump["old_log_prob"]
-    else:
-        before = dump["log_prob"]
-    fields = {"behavior_log_prob": dump["rollout_log_prob"], "proximal_log_prob": before}
-    b = dump.batch(dump.loss_mask, dump["log_prob"], **fields)
+    b = _compared(dump, dump.loss_mask, towards)
     weight = apply_corrections(b, [spec])[0].weight
     assert weight is not None
     return weight.double().view(dump.shape)
@@ -117,13 +126,8 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
     given = dump.settings.correction
     if not isinstance(given, Rejection) or "rollout_log_prob" not in dump:
         return
-    for towards in NUMERATORS if "old_log_prob" in dump else ("current",):
-        if towards == "old":
-            before = dump["old_log_prob"]
-        else:
-            before = dump["log_prob"]
-        fields = {"behavior_log_prob": dump["rollout_log_prob"], "proximal_log_prob": before}
-        b = dump.batch(mask, dump["log_prob"], **fields)
+    for towards in _numerators(dump):
+        b = _compared(dump, mask, towards)
         for level, reduce in (("token", "mean"), ("sequence", "mean"), ("sequence", "sum"), ("sequence", "max")):
             for inverted in (False, True):
                 lower = given.lower
@@ -137,12 +141,11 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
                     spec = Rejection(statistic=given.statistic, upper=upper, lower=lower, **options)
                 except UserError:
                     continue
-                if level == "token":
-                    each = "tokens"
-                else:
-                    each = f"answers, by the {reduce} of their tokens"
-                turned = ", bounds of the reciprocal" if inverted else ""
-                yield f"{each}{turned}, {NUMERATORS[towards]}", (spec(b).keep & b.loss_mask).view(dump.shape)
+                said = "tokens" if level == "token" else f"answers, by the {reduce} of their tokens"
+                if inverted:
+                    said += ", bounds of the reciprocal"
+                kept = spec(b).keep & b.loss_mask
+                yield f"{said}, {NUMERATORS[towards]}", kept.view(dump.shape)
 
 
 def mask_candidates(dump: Dump) -> Iterator[TriedConvention]:

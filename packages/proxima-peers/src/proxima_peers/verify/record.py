@@ -76,7 +76,9 @@ class Tracked(dict[str, Any]):
     """Inputs or options that track which of them were read, including nested ones."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__({key: Tracked(value) if isinstance(value, dict) else value for key, value in given.items()})
+        super().__init__()
+        for key, value in given.items():
+            self[key] = Tracked(value) if isinstance(value, dict) else value
         self.seen: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -106,7 +108,10 @@ class Tracked(dict[str, Any]):
     def read(self) -> dict[str, Any]:
         """The whole content, marked as read."""
         self.seen.update(self)
-        return {key: value.read() if isinstance(value, Tracked) else value for key, value in self.items()}
+        whole = {}
+        for key, value in self.items():
+            whole[key] = value.read() if isinstance(value, Tracked) else value
+        return whole
 
     @property
     def unread(self) -> list[str]:

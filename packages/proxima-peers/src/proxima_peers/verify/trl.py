@@ -77,7 +77,9 @@ def trl_surrogate(p: Tracked) -> Any:
     low = min(low, 1.0)  # a ratio is positive
     delta = option(p, "delta")
     if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0, the lower of delta and the clip (T3)
-        high, delta = min(high, delta - 1), max(delta, 1 + high)
+        clip = 1 + high
+        high = min(high, delta - 1)
+        delta = max(delta, clip)
     if level == "token":
         return PpoClip(low, high, delta)
     form: Any = "token" if level == "sequence_token" else "sequence"

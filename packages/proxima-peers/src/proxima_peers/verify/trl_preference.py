@@ -58,8 +58,9 @@ def dpo_loss(record: Record) -> Iterator[Attempt]:
     )
     whole = replace(pairs, chosen=summed(leaves["chosen"], "chosen", 1.0))  # `sft` knows no ld_alpha
     kinds = p.get("loss_type", "sigmoid")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    weights = p.get("loss_weights") or [1.0] * len(kinds)
+    if isinstance(kinds, str):
+        kinds = [kinds]
+    weights = p.get("loss_weights") or [1.0 for _ in kinds]
 
     def checks(*, smoothing: bool) -> list[Check]:
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
@@ -102,9 +103,8 @@ def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers
     scale = sum(float((slope * leaf.detach()).abs().sum()) for slope, leaf in pairs if slope is not None)
     checks = [record.expect("loss", loss.detach(), *loose, scale=scale)]
     for side, gradient in zip(leaves, gradients, strict=True):
-        if gradient is None:
-            gradient = torch.zeros_like(leaves[side])
-        checks.append(record.expect(f"grad_{side}_logp", gradient, *loose))
+        slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
+        checks.append(record.expect(f"grad_{side}_logp", slope, *loose))
     return [*checks, *record.checks(numbers)]
 
 
