@@ -288,7 +288,7 @@ class Judge(WeightedReward):
             PostFailed: the server gives none. UnusableError: none can be read.
         """
         began = monotonic()
-        known = self.grammar
+        known: str = self.grammar
         if known == "auto":
             known = self._server.grammar
         *others, last = ("json_schema", "none") if known == "auto" else (known,)

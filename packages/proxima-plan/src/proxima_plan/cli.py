@@ -74,12 +74,15 @@ def plan(
     if score is not None and not 0 <= score < 1e5:
         raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
     resolved = _resolved(recipe, override, import_code=import_code)
-    measured = devices_here(resolved.config) if asked is None else None
+    measured = None
+    if asked is None:
+        measured = devices_here(resolved.config)
+        ours = measured
+    else:
+        ours = asked[0]
     if several or lag:
         assumed = assumptions(mean_length, fitted, score, measured, import_code=import_code)
     fits = True
-    ours = asked[0] if asked is not None else measured
-    assert ours is not None
     if several:
         assert asked is not None
         ahead = lag[0] if lag else 1

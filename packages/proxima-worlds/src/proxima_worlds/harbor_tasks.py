@@ -232,18 +232,22 @@ def _resolved(variables: Mapping[str, str], allowed: tuple[str, ...]) -> dict[st
             raise ValueError(f"{given}, must be a text of one line, and its name one of a variable")
         match = VARIABLE.fullmatch(value)
         if match:
-            known = match[1] in allowed
-            value = match[2]
-            if known:
-                value = os.environ.get(match[1], value)
-            if value is None and known:
-                raise ValueError(f"the environment variable {match[1]} is not set")
-            if value is None:
-                raise ValueError(f"env asks for this machine's variable {match[1]!r:.100}, not named in task.variables")
-            if set(value) & {"\n", "\r"}:
-                raise ValueError(f"the environment variable {match[1]} has more than one line")
+            value = _of_this_machine(match[1], match[2], allowed)
         resolved[name] = value
     return resolved
+
+
+def _of_this_machine(name: str, default: str | None, allowed: tuple[str, ...]) -> str:
+    """The value of a variable of this process's environment; the default if it is not set, or not allowed."""
+    known = name in allowed
+    value = os.environ.get(name, default) if known else default
+    if value is None and known:
+        raise ValueError(f"the environment variable {name} is not set")
+    if value is None:
+        raise ValueError(f"env asks for this machine's variable {name!r:.100}, not named in task.variables")
+    if set(value) & {"\n", "\r"}:
+        raise ValueError(f"the environment variable {name} has more than one line")
+    return value
 
 
 def digest_of(folder: Path) -> str:

@@ -201,7 +201,7 @@ def _require(value: Any, form: Any, place: str) -> None:
         if value not in form:
             raise _unfit(value, place, f"one of {', '.join(filter(None, form))}")
         return
-    kind = type(form) if isinstance(form, dict | list) else form
+    kind: Any = type(form) if isinstance(form, dict | list) else form
     if not isinstance(value, kind):
         raise _unfit(value, place, NAMES[kind])
     if isinstance(form, list):

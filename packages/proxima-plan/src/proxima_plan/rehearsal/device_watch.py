@@ -163,7 +163,8 @@ class DeviceWatch(TorchDispatchMode):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         silent = kwargs.get("non_blocking") or (writes and len(args) > 2 and args[2])
-        if not (silent and self._is_pinned(source if after else args[0])):
+        host = source if after else args[0]
+        if not (silent and self._is_pinned(host)):
             where = "device" if after else "host"
             self.wait(f"copy to the {where}")
         if after:
@@ -198,8 +199,9 @@ class DeviceWatch(TorchDispatchMode):
     def _of_unknown_shape(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Return the largest possible result of an operation whose shape or value depends on data."""
         first = args[0]
-        if func is aten.repeat_interleave.Tensor and (size := kwargs.get("output_size")) is not None:
-            return torch.empty(size, dtype=torch.long, device=first.device)  # the size is passed, so it doesn't wait
+        size = kwargs.get("output_size")
+        if func is aten.repeat_interleave.Tensor and size is not None:  # the size is passed, so it doesn't wait
+            return torch.empty(size, dtype=torch.long, device=first.device)
         self.wait(str(func).removeprefix("aten.").removesuffix(".default"))
         if func is aten.nonzero.default:
             return torch.empty(first.numel(), first.dim(), dtype=torch.long, device=first.device)

@@ -41,7 +41,9 @@ def fake_ranks(count: int, ranks_per_share: int = 1) -> Iterator[Ranks]:
 def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
     """Give every expert equally many tokens; the host waits for the counts as in a real run."""
     sent.tolist()
-    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)], [-(-rows // ranks)] * ranks
+    of_each = [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
+    most = -(-rows // ranks)  # rounded up
+    return of_each, [most] * ranks
 
 
 class _FakeRanks(Ranks):

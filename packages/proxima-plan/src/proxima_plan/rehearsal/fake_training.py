@@ -99,11 +99,14 @@ class FakeLoader:
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         if sharding is not None:
             shard_model(model, sharding, self.device)
+        resting = self.device
         if sharding is not None and sharding.offload:
             resting = torch.device("cpu")
-        else:
-            resting = self.device
-        model._apply(lambda tensor: torch.empty_like(tensor, device=resting) if tensor.is_meta else tensor)
+
+        def made(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_like(tensor, device=resting) if tensor.is_meta else tensor
+
+        model._apply(made)
         model.tie_weights()
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trained[name])
@@ -168,10 +171,11 @@ def _trajectory(config: Any, training: Training, group: int, sample: int, prompt
     if not isinstance(config, RunConfig):
         return replace(base, reference_log_prob=log_prob)
     filled = {stage.column for stage in training.stages}
+    advantage = 1.0 if sample % 2 else -1.0
     columns: dict[str, Any] = {
         "behavior_log_prob": log_prob,
         "policy_version": np.full(length, VERSION, np.int32),
-        "advantage": np.full(length, 1.0 if sample % 2 else -1.0, np.float32),
+        "advantage": np.full(length, advantage, np.float32),
         "reward": np.ones(length, np.float32),
     }
     if config.critic is not None:
@@ -188,7 +192,7 @@ def _trajectory(config: Any, training: Training, group: int, sample: int, prompt
         columns["top_k"] = np.zeros((length, wide), np.int32) + np.arange(wide, dtype=np.int32)
         columns["behavior_top_k_log_prob"] = np.zeros((length, wide), np.float32) - 3
     if replays_sampling_masks(config.sampling, config.algorithm):
-        columns["sampling_mask"] = SamplingMask.of_sets([range(7)] * length)
+        columns["sampling_mask"] = SamplingMask.of_sets([range(7) for _ in range(length)])
     if "bucket_token" in columns and "teacher_log_prob" in filled:
         filled |= {"bucket_token", "teacher_bucket_log_prob"}
     return replace(base, **{name: column for name, column in columns.items() if name not in filled})
