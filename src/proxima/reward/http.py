@@ -99,9 +99,7 @@ class Http(WeightedReward):
         except (TooLargeError, UnreadableError) as error:
             verb = "has" if isinstance(error, TooLargeError) else "is"
             raise ValueError(f"the answer {verb} {error}") from None
-        scores = None
-        if isinstance(response, dict):
-            scores = response.get("scores")
+        scores = response.get("scores") if isinstance(response, dict) else None
         if not isinstance(scores, list):
             raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
         if len(scores) != len(completions):

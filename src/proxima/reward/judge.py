@@ -307,9 +307,8 @@ class Judge(WeightedReward):
 
     async def _attempted(self, made: Asked, number: int, grammar: str, began: float) -> tuple[GivenVerdict, str]:
         attempts = 0
-        if self.token_env is None:
-            token = ""
-        else:
+        token = ""
+        if self.token_env is not None:
             token = bearer_token(self.token_env, "token_env")
 
         def body(attempt: int) -> bytes:

@@ -110,10 +110,9 @@ async def post(
                 over = f"{failure}; no further attempt within {attempts.deadline:g} s"
                 raise _masked(failure, over, token)
             await pause(wait)
+    times = ""
     if attempts.retries:
         times = f", {attempts.retries + 1} times"
-    else:
-        times = ""
     raise _masked(failure, f"{failure}{times}", token)
 
 

@@ -114,9 +114,7 @@ class StepPlan:
         gathered = BYTES[spec.dtype]
         if self.layout.sharding.param_dtype == "bfloat16":
             gathered = 2
-        adapter = None
-        if spec.lora is not None:
-            adapter = self.recipe.model.adapter or 0
+        adapter = None if spec.lora is None else self.recipe.model.adapter or 0
         return StageTimes(
             self.recipe.model,
             self.layout,

@@ -122,10 +122,9 @@ def model_facts(path: str, revision: str | None = None, lora: Lora | None = None
     of_experts = experts * (getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", 0) or 0)
     everything = _weights(model)
     routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    count = 0
     if routed:
         count = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None) or 0
-    else:
-        count = 0
     key_heads = getattr(text, "num_key_value_heads", None) or heads
     active = 0
     if count:

@@ -48,9 +48,8 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
         raise UserError(
             f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
         )
-    if load.lag:
-        separate = []
-    else:
+    separate = []
+    if not load.lag:
         separate = fastest(planned, replace(load, lag=1), SHARES)[:1]
     return fitting[:SHOWN] + [plan for plan in separate if plan.seconds < fitting[0].seconds]
 
@@ -83,9 +82,8 @@ def _sets_of_words(config: Any, devices: Devices) -> Iterator[list[str]]:
         fields = {"kind": "full", "param_dtype": "bfloat16"}
         changed = [name for name, value in fields.items() if getattr(sharding, name, None) != value]
         if changed:
-            if sharding is not None:
-                started = []
-            else:
+            started = []
+            if sharding is None:
                 started = ["placement=torchrun"]
             words = [*words, *started, *(f"placement.sharding.{name}={fields[name]}" for name in changed)]
             yield words
@@ -166,10 +164,9 @@ def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     if plan.memory.share:
         words.append(f"{GPU_MEMORY}={plan.memory.share:g}")
     serve = getattr(config.engine, "serve", None)
+    given = []
     if serve is not None:
         given = kept_arguments(serve.arguments)
-    else:
-        given = []
     if layout.engine_devices > 1:
         given += ["--tensor-parallel-size", str(layout.engine_devices)]
     if given or (serve is not None and serve.arguments):

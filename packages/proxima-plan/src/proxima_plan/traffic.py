@@ -111,10 +111,9 @@ def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> d
         if sharding.kind != "replicate" and group > 1:
             again = 1 + (gradients and sharding.reshard_after_forward)
             if gradients:
+                sums = 1
                 if sharding.sum_gradients == "micro_batch":
                     sums = micro
-                else:
-                    sums = 1
             else:
                 sums = 0
             size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)

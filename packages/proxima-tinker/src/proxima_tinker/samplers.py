@@ -199,9 +199,8 @@ def _score_prompt(answer: Any, decoder: Decoder, order: SampleOrder) -> None:
     """Fill in what is asked for of the prompt's tokens: NaN, or `NO_LOG_PROB`, where it is unknown."""
     asked = order.asked
     length = len(order.prompt)
-    if asked.prompt_logprobs_last_n is None:
-        unknown = 1
-    else:
+    unknown = 1
+    if asked.prompt_logprobs_last_n is not None:
         unknown = max(1, length - asked.prompt_logprobs_last_n)
     first = unknown if order.targets is None else 1
     own, ids, values, others = _scored(decoder, order.prompt, first, asked.topk_prompt_logprobs, order.targets)

@@ -46,9 +46,8 @@ def serve_training(
     from proxima_tinker.service import Service
     from proxima_tinker.service_app import READ_SECONDS, ServiceApp
 
-    if key_env is None:
-        key = ""
-    else:
+    key = ""
+    if key_env is not None:
         key = bearer_token(key_env, "--key-env")
     sent = not key or (key.startswith("tml-") and len(key) >= 12)
     demand = "must hold at least 12 characters, of which the first are tml-, as the SDK demands"
@@ -68,10 +67,9 @@ def serve_training(
             again = sum(len(model.waiting) for model in service.models.values())
             models = len(service.models)
             listening.listen()
+            goes_on = ""
             if models:
                 goes_on = f", with {models} models of earlier; {again} requests run again"
-            else:
-                goes_on = ""
             print(f"{where}{goes_on}  Ctrl-C stops it", flush=True)
             tidying = asyncio.create_task(service.tidy())
             await server.serve([listening])

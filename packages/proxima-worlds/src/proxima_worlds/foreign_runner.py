@@ -494,10 +494,9 @@ def _module(name: str) -> Any:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise BadField("name", name, f"can't be imported: {short(error)}") from None
         except Exception as error:
+            older = ""
             if "module 'verifiers'" in str(error):
                 older = "; it was written for another version"
-            else:
-                older = ""
             raise BadField("name", name, f"can't be imported: {short(error)}{older}") from None
     raise BadField("name", name, f"is not an environment that {sys.executable} can import; install its package there")
 

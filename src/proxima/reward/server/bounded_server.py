@@ -119,9 +119,8 @@ class KeepsConnections:
             nonlocal answered
             if unread and message["type"] == "http.response.start":
                 named = {name.lower() for name, _ in message["headers"]}
-                if b"connection" in named:
-                    more = []
-                else:
+                more = []
+                if b"connection" not in named:
                     more = [(b"connection", b"close")]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)

@@ -254,10 +254,9 @@ def _as_dict(result: Any) -> dict[str, Any]:
             raise RuntimeError(result.error or "returned an invalid score")
         result = {**result.parts, "value": result.value, "correct": result.correct}
     if not isinstance(result, Mapping):
+        verdict = {}
         if isinstance(_scalar(result), bool):
             verdict = {"correct": bool(result)}
-        else:
-            verdict = {}
         return {"value": to_float(result, "value"), **verdict}
     if "value" not in result:
         raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")

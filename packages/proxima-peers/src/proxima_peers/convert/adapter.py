@@ -42,14 +42,12 @@ def lora(d: Draft, o: Options, names: LoraNames) -> None:
     for field, name in (("rslora", names.rslora), ("dora", names.dora)):
         if name:
             d.flag(f"{PATH}.{field}", o, name)
+    dropout = 0
     if names.dropout:
         dropout = o.number(names.dropout, default=names.default_dropout)
-    else:
-        dropout = 0
     if dropout:
-        if o.given(names.dropout):
-            default = ""
-        else:
+        default = ""
+        if not o.given(names.dropout):
             default = f", {o.peer}'s default"
         d.lacks(names.dropout, f"{dropout:g}{default}: an adapter here has no dropout")
     elif names.dropout:
@@ -65,10 +63,9 @@ def _targets(d: Draft, o: Options, names: LoraNames) -> None:
     if isinstance(written, list) and len(written) == 1 and written[0] == "all-linear":
         written = "all-linear"
     if not written:
+        usual = ""
         if names.default_targets == PEFT_TARGETS:
             usual = "what peft takes for Llama, Qwen, Mistral and Gemma"
-        else:
-            usual = ""
         default = names.default_targets
         targets = default if isinstance(default, str) else list(default)
         d.put(path, targets, o.origin(names.targets), usual)

@@ -49,10 +49,9 @@ def is_not_read(path: str | Path, name: str) -> ConfigError:
 def refuse_what_is_not_read(path: str | Path, options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a file that runs such a framework, or has at least three options that only it has."""
     file = Path(path)
+    text = ""
     if file.is_file():
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    else:
-        text = ""
     for name, framework in NOT_READ.items():
         if re.search(framework.command, text) or len(framework.own.intersection(options)) >= 3:
             raise is_not_read(path, name)

@@ -180,10 +180,9 @@ def _echo(d: Draft, settings: Mapping[str, Any], name: str, o: Options) -> None:
     o.asked.update(option for option in o.flat if option.startswith((f"{ALGORITHM}roles.", f"{ALGORITHM}filter.")))
     roles = settings.get("roles")
     path = "algorithm.echo.roles"
+    found = {}
     if isinstance(roles, Mapping):
         found = {role: value for role, value in roles.items() if value is not None}
-    else:
-        found = {}
     if not found:
         d.put(f"{path}.tool", 0.1, f"prime-rl's default of {ALGORITHM}roles")
     for role, given in found.items():
@@ -212,10 +211,9 @@ def _filters_of_july(d: Draft, o: Options) -> None:
     found: dict[str, str] = {}
     for name in FILTERS:
         written = o.get(name, default=[])
+        filters = []
         if isinstance(written, list):
             filters = [entry for entry in written if isinstance(entry, Mapping)]
-        else:
-            filters = []
         on = [str(entry.get("type")) for entry in filters if entry.get("enforce", True)]
         if not o.given(name) and name == FILTERS[1]:
             on = ["gibberish", "repetition", "zero_advantage"]

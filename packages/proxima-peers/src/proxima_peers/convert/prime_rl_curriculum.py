@@ -96,15 +96,13 @@ def _replace_uniform(d: Draft, origin: str, note: str) -> None:
 def _difficulty_pool(d: Draft, sampler: Mapping[str, Any], option: str) -> None:
     """The pools of a sampler: the ratio of the smallest weight to the largest is the least probability of a draw."""
     pools = sampler.get("pools", POOLS)
+    written = []
     if pools:
         written = [pool.get("weight") for pool in pools.values() if isinstance(pool, Mapping)]
-    else:
-        written = []
     weights = [weight for weight in written if isinstance(weight, int | float) and weight >= 0]
+    least = 0.0
     if weights and max(weights) > 0:
         least = min(weights) / max(weights)
-    else:
-        least = 0
     where = f"from {option}: the smallest weight of its pools, over the largest"
     if least == 0:
         d.lacks(option, f"{shown(pools)}: questions of weight 0 are not asked there; here p is > 0")

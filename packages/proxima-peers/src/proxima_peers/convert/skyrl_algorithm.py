@@ -64,10 +64,9 @@ def _advantage(d: Draft, o: Options) -> None:
     d.drops_given(o, f"SkyRL does not read it for {written}", *unread)
     name = ALGORITHM + "advantage_batch_normalize"
     if o.flag(name):
+        near = ""
         if written == "grpo":
             near = "; advantage reinforce_pp_baseline is near"
-        else:
-            near = ""
         d.lacks(name, f"true: the advantages are standardised over the batch after {written}{near}")
 
 
@@ -335,9 +334,8 @@ def _selection(d: Draft, o: Options) -> None:
     full = "trainer.fully_async.sample_full_batch"
     anew = next((name for name, on in ((kind, written == "filter"), (full, o.flag(full))) if on), None)
     if anew is not None or o.flag(FILTER):
-        if anew is not None:
-            note = ""
-        else:
+        note = ""
+        if anew is None:
             note = "SkyRL masks them, and a mean over sequences counts them; here they are dropped"
         d.append("algorithm.selection", "drop_uniform_groups", f"from {anew or FILTER}", note)
     if anew is not None:

@@ -55,9 +55,8 @@ def _teacher(d: Draft, o: Options) -> None:
     fields: Fields = {}
     if kind == "js":
         fields = {"beta": (share, o.origin("beta"))}
-    if kind == "js":
-        note = ""
-    else:
+    note = ""
+    if kind != "js":
         note = "TRL's loss at this end is the KL itself, not the limit 0 of its formula (T21)"
     d.spec(f"{DISTILLATION}.divergence", kind, o.origin("beta"), note, **fields)
     whole = "TRL compares the whole vocabulary: its size is the same here, and 16 cheaper and a lower bound"

@@ -96,10 +96,9 @@ def _warmup(o: Options, prefix: str, made: int) -> tuple[tuple[int, str], tuple[
     """The warm-up in updates, and as a share of the run, each with its origin."""
     steps = o.whole(prefix + "lr_warmup_steps", default=-1)
     share = o.sourced(prefix + "lr_warmup_steps_ratio", default=0.0)
+    counts = ""
     if made > 1 and steps > 0:
         counts = f", which counts steps: {made} updates in each"
-    else:
-        counts = ""
     return (steps * made, o.origin(prefix + "lr_warmup_steps") + counts), share
 
 
@@ -121,10 +120,9 @@ def gae_critic(d: Draft, o: Options) -> None:
     d.put("critic.head_std", 0.02, "transformers draws a new head with initializer_range, mostly .02")
     d.put("critic.bootstrap", False, "verl gives a truncated completion no value after its end")
     waits = o.whole("trainer.critic_warmup", default=0)
+    why = ""
     if waits > 0:
         why = "verl's first step is number 1: its policy waits for one step less"
-    else:
-        why = ""
     d.put("critic.value_warmup_steps", max(0, waits - 1), o.origin("trainer.critic_warmup"), why)
     d.put("critic.loss.epsilon", *o.sourced("critic.cliprange_value", default=0.5))
     _critic_aggregate(d, o)

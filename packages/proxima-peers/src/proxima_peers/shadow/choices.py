@@ -110,10 +110,9 @@ def search(candidates: Iterable[TriedConvention], stated: Convention, theirs: Te
         if theirs.dim() == 0:
             values.append(candidate.value)
             near.append(ATOL + rtol * candidate.scale)
+    chance = 0.0
     if values:
         chance = covered(torch.stack(values), torch.stack(near), theirs)
-    else:
-        chance = 0.0
     return Found(ranked(matches), tried, chance)
 
 

@@ -295,8 +295,6 @@ def _departs(convention: Any, stated: Any) -> bool:
 
 
 def _gradient_norm(dump: Dump) -> StageVerdict:
-    theirs = None
-    if "grad_norm" in dump:
-        theirs = float(dump["grad_norm"])
+    theirs = float(dump["grad_norm"]) if "grad_norm" in dump else None
     reason = "the parameters' gradient needs the model; grad_log_prob is what a dump can show of it"
     return StageVerdict("gradient norm", "not recomputed", None, theirs, reason=reason)

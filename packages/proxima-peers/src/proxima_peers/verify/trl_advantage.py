@@ -162,10 +162,9 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
 def _whitened(values: Tensor, mask: Tensor, factor: torch.dtype, *, shift: bool = True) -> Tensor:
     """`whiten`, with the variance's n / (n - 1) in the dtype `factor`."""
     n = mask.sum().double()
+    rounded = 1.0
     if n > 1:
         rounded = float((n / (n - 1)).to(factor).double() / (n / (n - 1)))
-    else:
-        rounded = 1.0
     mean = 0.0 if shift else values[mask].mean()
     ours = whiten(values, mask, epsilon=1e-8 / rounded) / rounded**0.5 + mean
     return torch.where(mask, ours, 0.0)

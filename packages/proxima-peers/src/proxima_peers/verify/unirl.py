@@ -98,9 +98,7 @@ def losses(record: Record) -> Iterator[Attempt]:
         p = Tracked({**p, "training_progress": record.inputs["training_progress"]})
         p.seen = record.params.seen
     spec = unirl_surrogate(p, kind)
-    clip_range = None
-    if kind in CLIP_RANGES:
-        clip_range = clip_ranges(p, kind)[0]
+    clip_range = clip_ranges(p, kind)[0] if kind in CLIP_RANGES else None
     # Options of the other algorithms, and of features that a stub stage lacks, have no effect.
     p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
     if p.get("old_logp_source", "rollout") != "rollout":

@@ -141,9 +141,8 @@ def trainings(config: Any, loader: FakeLoader) -> list[Training]:
     learner = learning.make_learner(config, source, source.load(), ComputeThread(), engines=engines, ranks=loader.ranks)
     critic = learner.critic
     stages = [stage for stage in learner.stages if not isinstance(stage, _EngineColumn)]
-    if critic is None:
-        of_critic = []
-    else:
+    of_critic = []
+    if critic is not None:
         of_critic = [Training(critic.stack, critic.objective, [critic.stage])]
     return [*of_critic, Training(learner.stack, learner.objective.at_version(VERSION), stages)]
 

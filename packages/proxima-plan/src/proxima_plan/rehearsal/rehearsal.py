@@ -200,9 +200,8 @@ def _located(error: Exception) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if PurePath(frame.filename).parent != here and not {*PurePath(frame.filename).parts}.intersection(foreign)
     ]
+    place = ""
     if frames:
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: "
-    else:
-        place = ""
     line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)
     return f"{place}{line}"

@@ -118,9 +118,7 @@ def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: 
     around = lag + 1 if lag else 0
     steps = min(STEPS, config.train.steps)
     config = replace(config, train=replace(config.train, steps=steps + 2 * around))
-    concurrent = None
-    if lag:
-        concurrent = (lag + 1) * config.train.prompts_per_step
+    concurrent = (lag + 1) * config.train.prompts_per_step if lag else None
     measured = simulate_lag(config, plan, assumed, lag, concurrent, most=around + steps)[around:]
     seconds = measured[-1]["time"] - measured[0]["time"] + measured[0]["time/step"]
     generate, *rest = plan.stages

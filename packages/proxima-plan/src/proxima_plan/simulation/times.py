@@ -109,8 +109,7 @@ class Times:
         whole = [length + load.prompt_tokens for length in lengths]
         parts = max(1, load.updates // load.passes)
         updates = sum(times.update(Sequences.of(whole[i::parts])).seconds for i in range(min(parts, len(whole))))
+        forward = 0.0
         if load.forwards:
             forward = load.forwards * times.forward(Sequences.of(whole)).seconds
-        else:
-            forward = 0.0
         return self.assumed.trainer * (load.passes * updates + forward)
