@@ -3,83 +3,45 @@ r"""Parses one number as people write it: `61`, `1{,}000`, `\frac{1}{2}`, `3\tfr
 All parsing is exact and takes linear time. Operations are only evaluated to compare the sides of an equality.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
+
+from proxima.reward.math.arithmetic import value_of
+from proxima.reward.math.forms import WrittenNumber
+from proxima.reward.math.latex import (
+    DOTS,
+    Reader,
+    is_digits,
+    is_word,
+    plain_tokens,
+    strip_spaces,
+    tokenize,
+    unfonted,
+)
 
 MAX_CHARS = 4000  # Python parses no integer of over 4,300 digits
 
-_FONT = re.compile(r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|boldsymbol)\s*\{([^{}]*)\}")
-_SPACING = re.compile(r"\\[,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|~|\s+")
-_DEGREES = re.compile(r"\s?\^\s?\{?\s?\\circ\s?\}?|\s?°|\\degrees?(?![A-Za-z])")
-_SHORT_FRACTION = re.compile(r"\\frac ?([0-9]) ?([0-9])|\\frac ?([0-9]) ?\{|\\frac ?(\{[^{}]*\}) ?([0-9])")
-_EQUALS = re.compile(r"(\\(?:approx|simeq|sim|doteq)(?![A-Za-z])|≈)|(?<![<>!:])=(?!=)")
-
-_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,3}(?:[ ][0-9]{3})++|[0-9]++)(?![0-9])(?:\.[0-9]*+)?|\.[0-9]++)"
-_MARKUP = {"\\!": "", "{,}": ",", "\\$": "$", "\\%": "%", "\u2212": "-", " \u2013 ": " - "}
-_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
+_APPROXIMATELY = frozenset({r"\approx", r"\simeq", r"\sim", r"\doteq", "≈"})
+_CURRENCIES = ("$", "€", "£", "¥", "₹")
+_TIMES = (r"\times", r"\cdot", "×", "*")
+_SHORT_UNITS = frozenset(
+    "m mm cm dm km in ft yd mi g kg mg lb lbs oz s ms h hr hrs l ml cl L mL cL sq cu A V W J N K C F Hz am pm".split()
+)
+_NO_UNITS = frozenset(
+    "and not but except plus minus times over divided multiplied mod modulo equals percent more less than squared cubed"
+    " factorial choose power root sqrt sin cos tan log exp hundred thousand million billion trillion dozen dozens score"
+    " half halves third thirds quarter quarters fifth fifths tenth tenths".split()
+)
+_DOUBTS = frozenset(
+    "maybe perhaps possibly probably alternatively otherwise either neither nor unless versus not unsure uncertain"
+    " guess wrong incorrect false".split()
+)
+_GREEK = "alpha beta gamma delta theta lambda mu phi varphi omega sigma rho tau"
+_IN_NAMES = frozenset("-+*/(){}|' ") | {
+    rf"\{name}" for name in f"cdot times frac angle overline vec {_GREEK}".split()
 }
-_OPERATORS = {"\\times": "*", "\\cdot": "*", "×": "*", "\\div": "/", "÷": "/", "^": "**", "{": "(", "}": ")"}
-_VALUE = re.compile(
-    rf"""(?P<sign>[-+]?)[ ]?(?P<currency>[$€£¥₹]?)[ ]?(?P<minus>-?)[ ]?
-    (?:(?:(?P<whole>[0-9]+)[ ]?)?\\frac[ ]?\{{[ ]?(?P<minus_over>-?)(?P<over>{_DECIMAL})[ ]?\}}[ ]?\{{[ ]?
-        (?P<under>{_DECIMAL})[ ]?\}}
-      |(?:(?P<whole_too>[0-9]+)[ ])?(?P<over_too>{_DECIMAL})[ ]?/[ ]?(?P<under_too>{_DECIMAL})
-      |(?P<decimal>{_DECIMAL})(?:\\overline[ ]?\{{(?P<repeats>[0-9]+)\}})?
-       (?:[ ]?(?:\\times|\\cdot|×|\*)[ ]?10[ ]?\^[ ]?(?:\{{(?P<power>[-+]?[0-9]{{1,3}})\}}
-           |(?P<power_too>-?[0-9]{{1,3}}))
-         |[eE](?P<exponent>[-+]?[0-9]{{1,3}}))?)
-    [ ]?(?P<percent>%|[Pp]ercent(?![A-Za-z]))?[ ]?[$€£¥₹]?(?P<unit>[ ]?[A-Za-z][A-Za-z0-9 ./^{{}}-]*)?""",
-    re.VERBOSE,
-)
-_UNIT = re.compile(r"[ ]?[A-Za-z]+(?:(?:[ ./-]+[A-Za-z]+)|[ ]?\^[ ]?(?:[23]|\{[23]\}))*[ .]*")
-_SHORT_UNIT = r"[mcdk]?m|in|ft|yd|mi|[km]?g|lbs?|oz|m?s|hr?|hrs|[mc]?[lL]|sq|cu|[AVWJNKCF]|Hz|[ap]m"
-_NO_UNIT = (
-    "and|not|but|except|plus|minus|times|over|divided|multiplied|mod|modulo|equals|percent|more|less|than|squared|cubed|factorial|choose|power|"
-    "root|sqrt|sin|cos|tan|log|exp|hundred|thousand|million|billion|trillion|dozens?|score|half|halves|thirds?|quarters?|fifths?|tenths?"
-)
-_DOUBT = (
-    "maybe|perhaps|possibly|probably|alternatively|otherwise|either|neither|nor|unless|versus|not|unsure|uncertain|"
-    "guess|wrong|incorrect|false"
-)
-DOTS = re.compile(r"\\(?:[lcdvh]?dots[bcmio]?|(?:math|text)ellipsis)(?![A-Za-z])|\.\.\.|[…⋯]")
-HEDGES = re.compile(rf"(?<!\\)\b(?i:{_DOUBT})\b")
-_UNIT_WORD = re.compile(rf"{_SHORT_UNIT}|(?!(?i:{_NO_UNIT}|{_DOUBT})\Z)[A-Za-z]{{3,}}")
-_NAME = re.compile(
-    r"(?:[A-Za-z]|\\[A-Za-z]+|(?:m ?)?\\angle ?[A-Z]{1,4}|[A-Z]{2,4}|[A-Za-z]{3,}(?: [A-Za-z]+)*)"
-    r"(?: ?_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?'*(?: ?\([A-Za-z0-9, ]+\))?"
-)
-_EXPRESSION = re.compile(
-    r"(?:[-+*/(){}|' ]|(?<![A-Za-z])[A-Za-z]{1,3}(?![A-Za-z])|_ ?(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\})"
-    r"|\\(?:cdot|times|frac|angle|overline|vec|alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega|sigma|rho|tau|left|right)(?![A-Za-z]))++"
-)
-_ASIDE = re.compile(r"(?<![A-Za-z\\])(?:or|and|not|if|is|so|but)(?![A-Za-z])")
-
-
-@dataclass(frozen=True)
-class WrittenNumber:
-    """A number as written.
-
-    Args:
-        value: the exact value.
-        places: decimal places written; none: an integer or a fraction.
-        percent: a percent sign follows.
-        name: name of the quantity, such as `x` in `x = 5`; none: unnamed.
-        finished: False for a fraction with an integer value, such as 122/2: an unfinished division.
-    """
-
-    value: Fraction
-    places: int | None = None
-    percent: bool = False
-    name: str | None = None
-    finished: bool = True
+_ASIDE = frozenset("or and not if is so but".split())
 
 
 def parse_number(text: str, question: str = "") -> WrittenNumber | None:
@@ -91,42 +53,120 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
     counts, if the sides that plain arithmetic can evaluate agree. `x + 1 = 61` is an equation to be solved, hence None,
     unless the question asks for x + 1.
     """
-    if len(text) > MAX_CHARS or DOTS.search(text, text.rfind("=") + 1):
+    if len(text) > MAX_CHARS or not DOTS.isdisjoint(tokenize(text[text.rfind("=") + 1 :])):
         return None
-    text = strip_markup(text)
-    parts = _EQUALS.split(text)
-    sides = [side.strip() for side in parts[::2]]
-    exact = [sign is None for sign in parts[1::2]]
-    number = _parse_side(sides[-1])
-    if number is None or len(sides) == 1:
+    *others, (last, _) = _sides(plain_tokens(text))
+    number = _parse_side(last)
+    if number is None or not others:
         return number
     name = None
-    for i, side in enumerate(sides[:-1]):
+    for i, (side, is_exact) in enumerate(others):
+        written = "".join(side)
         other = _parse_side(side)
-        value = other.value if other else eval_arithmetic(side)
-        if i == 0 and (not side or is_name(side) or is_asked(side, question)):
-            name = side or None
+        value = value_of(side) if other is None else other.value
+        if i == 0 and (not side or names_quantity(side) or is_asked(written, question)):
+            name = written or None
         elif value is not None:
             places = _fewer(other.places if other else None, number.places)
-            if all(exact[i:]) and not _same_value(value, number.value, places):
+            if all(e for _, e in others[i:]) and not _same_value(value, number.value, places):
                 return None
-        elif re.search(r"(?<![\\A-Za-z])[A-Za-z]", side) or not side:
+        elif not side or any(map(is_word, side)):
             return None  # an equation to be solved
     return WrittenNumber(number.value, number.places, number.percent, name, number.finished)
 
 
+def _sides(tokens: Sequence[str]) -> list[tuple[list[str], bool]]:
+    """The sides of an equality, each with whether the sign behind it is exact. One side for anything else."""
+    sides = []
+    start = 0
+    for i, token in enumerate(tokens):
+        if token in _APPROXIMATELY or (token == "=" and is_equality_sign(tokens, i)):
+            sides.append((strip_spaces(tokens[start:i]), token == "="))
+            start = i + 1
+    return [*sides, (strip_spaces(tokens[start:]), True)]
+
+
+def is_equality_sign(tokens: Sequence[str], i: int) -> bool:
+    """Return True for a `=` that is not a part of `<=`, `:=` or `==`."""
+    before = tokens[i - 1] if i else ""
+    after = tokens[i + 1] if i + 1 < len(tokens) else ""
+    return before not in ("<", ">", "!", ":") and after != "="
+
+
 def is_name(side: str) -> bool:
     """Return True if the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
-    if _NAME.fullmatch(side):
-        return not HEDGES.search(side)
-    return (
-        _EXPRESSION.fullmatch(side) is not None and re.search("[A-Za-z]", side) is not None and not _ASIDE.search(side)
-    )
+    return names_quantity(tokenize(side))
+
+
+def names_quantity(side: Sequence[str]) -> bool:
+    if _is_one_name(side):
+        return not has_doubts(side)
+    reader = Reader(side)
+    letters = False
+    while not reader.ended:
+        if is_word(reader.next) and len(reader.next) <= 3 and reader.next not in _ASIDE:
+            letters = True
+            reader.position += 1
+        elif reader.next in _IN_NAMES:
+            letters = letters or _is_command(reader.next)
+            reader.position += 1
+        elif not _take_index(reader):
+            return False
+    return letters
+
+
+def _is_one_name(side: Sequence[str]) -> bool:
+    """A letter, a command, several capitals (`AB`), an angle or words, also with an index, primes and an argument."""
+    reader = Reader(side)
+    first = reader.next
+    reader.position += 1
+    if (first == "m" and reader.take(r"\angle")) or first == r"\angle":
+        reader.skip_spaces()
+        if not (reader.next.isupper() and is_word(reader.next) and len(reader.next) <= 4):
+            return first == r"\angle" and reader.ended
+        reader.position += 1
+    elif is_word(first) and len(first) >= 3:
+        while reader.next == " " and is_word(reader.ahead(1)):
+            reader.position += 2
+    elif not (is_word(first) and (len(first) == 1 or first.isupper())) and not _is_command(first):
+        return False
+    _take_index(reader)
+    while reader.take("'"):
+        pass
+    return reader.ended or _take_argument(reader)
+
+
+def _is_command(token: str) -> bool:
+    return token.startswith("\\") and is_word(token[1:])
+
+
+def _take_index(reader: Reader) -> bool:
+    """`_1`, `_n` or `_{12}`; else nothing is taken."""
+    before = reader.position
+    if reader.take("_"):
+        braced = reader.take("{")
+        reader.skip_spaces()
+        index = reader.next
+        reader.position += 1
+        while braced and (is_word(reader.next) or is_digits(reader.next)):
+            reader.position += 1
+        if (is_word(index) or is_digits(index)) and (not braced or reader.take("}")):
+            return True
+    reader.position = before
+    return False
+
+
+def _take_argument(reader: Reader) -> bool:
+    """All that is left, as the argument of a function: `(2)`, `(x, y)`."""
+    if not reader.take("("):
+        return False
+    *argument, closing = reader.tokens[reader.position :] or [""]
+    return closing == ")" and bool(argument) and all(is_word(t) or is_digits(t) or t in ", " for t in argument)
 
 
 def is_sum_of_names(name: str | None) -> bool:
     """Return True for an expression as a name: as a row's answer, `m+n = 61` is an equation, unless asked for."""
-    return name is not None and _NAME.fullmatch(name) is None
+    return name is not None and not _is_one_name(tokenize(name))
 
 
 def asked_number(answer: str, question: str) -> WrittenNumber | None:
@@ -159,84 +199,195 @@ def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
     return any(_same_value(first, second, places) for first, second in pairs)
 
 
-def strip_markup(text: str) -> str:
-    """The text without typesetting: outer dollars and brackets, fonts, spacing, a final period."""
-    text = unwrap_fonts(text)
-    for markup, replacement in _MARKUP.items():
-        text = text.replace(markup, replacement)
-    text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", _DEGREES.sub(" degrees ", text))
-    text = _SHORT_FRACTION.sub(_with_braces, _SPACING.sub(" ", text)).strip(" *")
-    for _ in range(3):
-        text = text.strip().removesuffix(".").strip()
-        for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("(", ")"), ("{", "}")):
-            inside = text[len(opening) : -len(closing)]
-            enclosed = len(text) > 2 and text.startswith(opening) and text.endswith(closing)
-            if enclosed and opening not in inside and closing not in inside:
-                text = inside.strip()
-    return text
+def has_doubts(tokens: Sequence[str]) -> bool:
+    """Return True if a word takes an answer back, or makes it one of several: `maybe`, `either`, `not`."""
+    return any(token.casefold() in _DOUBTS for token in tokens)
 
 
-def unwrap_fonts(text: str) -> str:
-    r"""The text with `\text{…}` and the like replaced by their contents."""
-    for _ in range(2):
-        text = _FONT.sub(r" \1 ", text)
-    return text
+def hedges(text: str) -> bool:
+    """Return True if the words of a formula take an answer back; see `has_doubts`."""
+    return has_doubts(tokenize(unfonted(text)))
 
 
-def _with_braces(match: re.Match[str]) -> str:
-    over, under, only_over, braced, behind = match.groups()
-    if over:
-        return f"\\frac{{{over}}}{{{under}}}"
-    if only_over:
-        return f"\\frac{{{only_over}}}{{"
-    return f"\\frac{braced}{{{behind}}}"
-
-
-def _parse_side(side: str) -> WrittenNumber | None:
+def _parse_side(side: Sequence[str]) -> WrittenNumber | None:
     """The number on one side of an equality; None if the side is anything else."""
-    match = _VALUE.fullmatch(side)
-    if match is None or not is_unit(match["unit"]):
-        return None
-    signs = (match["sign"] == "-") + (match["minus"] == "-") + (match["minus_over"] == "-")
-    over, under = match["over"] or match["over_too"], match["under"] or match["under_too"]
-    places = None
-    finished = True
-    if over:
-        top = _digits(over)
-        bottom = _digits(under)
-        whole = int(match["whole"] or match["whole_too"] or 0)
-        mixed = bool(match["whole"] or match["whole_too"])
-        if bottom == 0 or (mixed and (top >= bottom or match["minus_over"])):
+    for parse in (_take_fraction, _take_quotient, _take_decimal):
+        reader = Reader(side)
+        negative = reader.take("-", "+") == "-"
+        reader.take(*_CURRENCIES)
+        negative ^= bool(reader.take("-"))
+        number = parse(reader)
+        if number is None:
+            continue
+        percent = bool(reader.take("%", "percent", "Percent"))
+        reader.take(*_CURRENCIES)
+        if not is_unit_of(reader.tokens[reader.position :]):
+            continue
+        if isinstance(number, _Impossible):
             return None
-        value = whole + top / bottom
-        finished = value.denominator > 1 or bottom == 1
-    else:
-        value = _digits(match["decimal"])
-        _, point, decimals = match["decimal"].partition(".")
-        places = len(decimals) if point and decimals else None
-        if match["repeats"]:
-            period = match["repeats"]
-            value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
-            places = None
-        power = match["power"] or match["power_too"]
-        if power and value >= 10:
-            return None  # 54 * 10^2 is a product
-        if power or match["exponent"]:
-            value = value * Fraction(10) ** int(power or match["exponent"])
-            places = None
-    return WrittenNumber(-value if signs % 2 else value, places, bool(match["percent"]), None, finished)
+        value = -number.value if negative else number.value
+        return WrittenNumber(value, number.places, percent, None, number.finished)
+    return None
+
+
+class _Impossible:
+    """What is written as a number and is none: `1/0`, `3 5/2`, `54 * 10^2`."""
+
+
+def _take_fraction(reader: Reader) -> WrittenNumber | _Impossible | None:
+    r"""`\frac{1}{2}` or `3\frac{1}{2}`."""
+    reader.skip_spaces()
+    whole = reader.take_digits()
+    if not reader.take_all(r"\frac", "{"):
+        return None
+    minus = bool(reader.take("-"))
+    over = _decimal(reader)
+    if over is None or not reader.take_all("}", "{"):
+        return None
+    under = _decimal(reader)
+    if under is None or not reader.take("}"):
+        return None
+    if whole and minus:
+        return _Impossible()
+    return _quotient(whole, -over if minus else over, under)
+
+
+def _take_quotient(reader: Reader) -> WrittenNumber | _Impossible | None:
+    """`1/2` or `3 1/2`."""
+    reader.skip_spaces()
+    start = reader.position
+    whole = reader.take_digits()
+    over = _decimal(reader) if whole and reader.next == " " else None
+    if over is None or not reader.take("/"):
+        reader.position = start
+        whole = ""
+        over = _decimal(reader)
+        if over is None or not reader.take("/"):
+            return None
+    under = _decimal(reader)
+    if under is None:
+        return None
+    return _quotient(whole, over, under)
+
+
+def _quotient(whole: str, over: Fraction, under: Fraction) -> WrittenNumber | _Impossible:
+    if under == 0 or (whole and over >= under):
+        return _Impossible()
+    value = int(whole or 0) + over / under
+    return WrittenNumber(value, finished=value.denominator > 1 or under == 1)
+
+
+def _take_decimal(reader: Reader) -> WrittenNumber | _Impossible | None:
+    r"""`61.0`, `0.\overline{3}`, `3 \times 10^5` or `3e5`."""
+    start = reader.position
+    value = _decimal(reader)
+    if value is None:
+        return None
+    written = "".join(reader.tokens[start : reader.position])
+    decimals = written.partition(".")[2]
+    places = len(decimals) or None
+    if reader.take_all(r"\overline", "{"):
+        period = reader.take_digits()
+        if not (period and reader.take("}")):
+            return None
+        value += Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(decimals))
+        places = None
+    power = _take_power_of_ten(reader)
+    if power is not None and value >= 10:
+        return _Impossible()  # 54 * 10^2 is a product
+    if power is None:
+        power = _take_exponent(reader)
+    if power is not None:
+        value *= Fraction(10) ** power
+        places = None
+    return WrittenNumber(value, places)
+
+
+def _take_power_of_ten(reader: Reader) -> int | None:
+    r"""The power of `\times 10^{5}`; None, and nothing is taken, without one."""
+    start = reader.position
+    if reader.take(*_TIMES) and reader.take("10") and reader.take("^"):
+        braced = reader.take("{")
+        sign = reader.take("-", "+") if braced else reader.take("-")
+        reader.skip_spaces()
+        digits = reader.take_digits(most=3)
+        if digits and (not braced or reader.take("}")):
+            return int(sign + digits)
+    reader.position = start
+    return None
+
+
+def _take_exponent(reader: Reader) -> int | None:
+    """The exponent of `3e5`; None, and nothing is taken, without one."""
+    start = reader.position
+    if reader.next in ("e", "E"):
+        reader.position += 1
+        sign = ""
+        if reader.next in ("+", "-"):
+            sign = reader.next
+            reader.position += 1
+        digits = reader.take_digits(most=3)
+        if digits:
+            return int(sign + digits)
+    reader.position = start
+    return None
+
+
+def _decimal(reader: Reader) -> Fraction | None:
+    """`1234`, `1,234.5`, `1 234` or `.5`; else None."""
+    reader.skip_spaces()
+    digits = reader.take_digits()
+    if digits and len(digits) <= 3 and reader.next in (",", " "):
+        separator = reader.next
+        while reader.next == separator and is_digits(reader.ahead(1)) and len(reader.ahead(1)) == 3:
+            digits += reader.ahead(1)
+            reader.position += 2
+    decimals = ""
+    if reader.next == ".":
+        if not (digits or is_digits(reader.ahead(1))):
+            return None
+        reader.position += 1
+        decimals = reader.take_digits()
+    if not (digits or decimals):
+        return None
+    return Fraction(f"{digits or 0}.{decimals or 0}")
 
 
 def is_unit(unit: str | None) -> bool:
     """Return True if these words can follow a number without a change of its value: a unit, or what is counted."""
-    if unit is None:
+    return unit is None or is_unit_of(tokenize(unit))
+
+
+def is_unit_of(tokens: Sequence[str]) -> bool:
+    """Return True for at most five words with spaces, points, dashes and slashes between, squared or cubed; or nothing."""
+    words = 0
+    separated = True
+    reader = Reader(tokens)
+    reader.skip_spaces()
+    while not reader.ended:
+        token = reader.next
+        reader.position += 1
+        if is_word(token):
+            words += 1
+            if not separated or words > 5 or not _is_unit_word(token):
+                return False
+            separated = False
+        elif token == "^" and words:
+            if not (reader.take("2", "3") or reader.take_all("{", "2", "}") or reader.take_all("{", "3", "}")):
+                return False
+            separated = False
+        elif token in (" ", ".", "/", "-") and words:
+            separated = True
+        else:
+            return False
+    return not tokens or (words > 0 and tokens[-1] not in ("/", "-"))
+
+
+def _is_unit_word(word: str) -> bool:
+    if word in _SHORT_UNITS:
         return True
-    words = re.findall("[A-Za-z]+", unit)
-    return len(words) <= 5 and all(map(_UNIT_WORD.fullmatch, words)) and _UNIT.fullmatch(unit) is not None
-
-
-def _digits(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace(" ", "").rstrip("."))
+    folded = word.casefold()
+    return len(word) >= 3 and folded not in _NO_UNITS and folded not in _DOUBTS
 
 
 def _fewer(first: int | None, second: int | None) -> int | None:
@@ -253,36 +404,3 @@ def _same_value(first: Fraction, second: Fraction, places: int | None) -> bool:
         exponent -= 1
     places = max(places, 4 - exponent)
     return round(first, places) == round(second, places)
-
-
-def eval_arithmetic(side: str) -> Fraction | None:
-    """The value of a sum, product, quotient or small power of plain numbers; None for anything else."""
-    text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
-    for sign, replacement in _OPERATORS.items():
-        text = text.replace(sign, replacement)
-    text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text.replace(",", "").replace("$", "").replace(" x ", "*"))
-    if len(text) > 200 or not re.fullmatch(r"[-+*/(). 0-9]+", text):
-        return None
-    try:
-        return _arithmetic(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        return None
-
-
-def _arithmetic(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp):
-        if isinstance(node.op, ast.USub):
-            return -_arithmetic(node.operand)
-        return _arithmetic(node.operand)
-    if not isinstance(node, ast.BinOp):
-        raise ValueError("not arithmetic")
-    left, right = _arithmetic(node.left), _arithmetic(node.right)
-    if isinstance(node.op, ast.Pow):
-        if right.denominator > 1 or abs(right) > 99 or max(abs(left.numerator), left.denominator) > 10**30:
-            raise ValueError("the power is too large")
-        return left ** int(right)
-    if type(node.op) not in _BINARY:
-        raise ValueError("not arithmetic")
-    return _BINARY[type(node.op)](left, right)
