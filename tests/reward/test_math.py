@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from proxima.process.worker import Worker
+from proxima.reward.math.algebra import unevaluable
 from proxima.reward.math.numeric_answer import parse_number, same_number
-from proxima.reward.math.symbolic import Math, unevaluable
+from proxima.reward.math.symbolic import Math
 from tests.lent_servers import lent_servers
 from tests.reward.make import LONG, SHORT, ask, completions, prompt, rows, runner
 

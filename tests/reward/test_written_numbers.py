@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from proxima.reward.math.numeric_answer import eval_arithmetic, is_unit, parse_number, same_number
+from proxima.reward.math.arithmetic import eval_arithmetic
+from proxima.reward.math.numeric_answer import is_unit, parse_number, same_number
 
 
 def value_of(text):

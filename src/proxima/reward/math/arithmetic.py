@@ -20,8 +20,8 @@ def eval_arithmetic(side: str) -> Fraction | None:
 
 
 def value_of(tokens: Sequence[str]) -> Fraction | None:
-    r"""The value of plain arithmetic, written in LaTeX or not: `54 + 7`, `2^{10}`, `\frac{1}{2} \cdot 6`. None for anything
-    else, over 200 characters, brackets over 30 deep, or powers of over 99 or of numbers over 10^30."""
+    r"""The value of plain arithmetic, written in LaTeX or not: `54 + 7`, `2^{10}`, `\frac{1}{2} \cdot 6`. None for
+    anything else, over 200 characters, brackets over 30 deep, or powers of over 99 or of numbers over 10^30."""
     if sum(map(len, tokens)) > _MAX_CHARS:
         return None
     parser = _Arithmetic([token for token in tokens if token != "$"])

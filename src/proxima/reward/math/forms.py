@@ -1,4 +1,4 @@
-r"""The normal forms of an answer. An answer is parsed into one of them, and `compare` says when two are the same."""
+r"""The normal forms of an answer. A row's answer is parsed into one of them, and `compare` says what equals it."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,3 +21,45 @@ class WrittenNumber:
     percent: bool = False
     name: str | None = None
     finished: bool = True
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The letter of an option, in upper case, and what the option says, where the row's answer has both.
+
+    Args:
+        bare: the letter has no brackets, and no `)`, `.` or `:` behind it: it may be a variable.
+    """
+
+    letter: str
+    value: str | None = None
+    bare: bool = False
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words in lower case, without typesetting, with single spaces."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Solutions:
+    r"""The values of an unknown, as intervals in LaTeX: `[2,5]`, `(-\infty,2]\cup[3,\infty)`.
+
+    Args:
+        unknown: the letter; empty for a set without one.
+    """
+
+    unknown: str
+    values: str
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An expression, equation, set, tuple, interval or matrix, in LaTeX: what needs algebra to be compared."""
+
+    latex: str
+
+
+NormalForm = WrittenNumber | Choice | Words | Formula

@@ -5,20 +5,30 @@ tokens of a text, joined, are the text. Everything here takes linear time, whate
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # 25^\circC is a common slip for 25^\circ C
-_TOKEN = re.compile(r"\\(?:circ(?=[A-Z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.\.\.|\s+|.", re.DOTALL)
+_TOKEN = re.compile(r"\\(?:circ(?=[A-Za-z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.\.\.|\s+|.", re.DOTALL)
 
-SWITCHES = frozenset({r"\rm", r"\bf", r"\it", r"\sf", r"\tt"})  # {\rm e}: the rest of the group
-UNIT_FONTS = frozenset({r"\text", r"\textrm", r"\textnormal", r"\textup", r"\mathrm", r"\mbox", r"\rm"})
+
+def names(text: str) -> frozenset[str]:
+    """The names that a text lists, with spaces between."""
+    return frozenset(text.split())
+
+
+# The fonts of words, of single letters, and those that hold for the rest of a group: {\rm e}
+TEXT_FONTS = frozenset(
+    {rf"\text{kind}" for kind in ("", "rm", "normal", "up", "bf", "it", "sf", "tt", "sl", "sc", "md")}
+    | {r"\mathrm", r"\mbox", r"\rm"}
+)
+SWITCHES = frozenset({r"\rm", r"\bf", r"\it", r"\sf", r"\tt"})
+BOLD = frozenset({r"\textbf", r"\mathbf", r"\boldsymbol", r"\bf"})
 FONTS = (
-    UNIT_FONTS
+    TEXT_FONTS
     | SWITCHES
-    | {r"\textbf", r"\textit", r"\textsf", r"\texttt", r"\textsl", r"\textsc", r"\textmd"}
-    | {r"\mathbf", r"\mathit", r"\mathsf", r"\mathtt", r"\mathnormal", r"\boldsymbol"}
-    | {r"\operatorname", r"\operatorname*"}
+    | BOLD
+    | {r"\mathit", r"\mathsf", r"\mathtt", r"\mathnormal", r"\operatorname", r"\operatorname*"}
 )
 SPACING = frozenset({r"\,", r"\;", r"\:", "\\ ", "~", r"\quad", r"\qquad", r"\left", r"\right", r"\displaystyle"})
 DOTS = frozenset(
@@ -27,20 +37,19 @@ DOTS = frozenset(
     | {rf"\dots{kind}" for kind in "bcmio"}
 )
 
-_CIRCULAR = ("sin", "cos", "tan", "cot", "sec", "csc")
-_HYPERBOLIC = ("sinh", "cosh", "tanh", "coth", "sech", "csch")
-_OTHER_SPELLINGS = ("ctg", "tg", "sh", "ch", "th", "arsinh", "arcosh", "artanh")
-FUNCTIONS = frozenset(
-    (*_CIRCULAR, *_HYPERBOLIC, *_OTHER_SPELLINGS)
-    + tuple(f"arc{name}" for name in (*_CIRCULAR, *_HYPERBOLIC, *_OTHER_SPELLINGS[:2]))
-    + ("ln", "lg", "log", "exp", "sqrt", "max", "min", "inf", "sup", "gcd", "lcm", "hcf", "deg", "mod", "sgn", "sign")
-    + ("det", "dim", "tr", "rank", "ker", "adj", "Re", "Im", "arg", "cis", "erf", "curl", "div", "grad")
-    + ("Var", "Cov", "Pr")
+_CIRCULAR = names("sin cos tan cot sec csc ctg tg")
+_HYPERBOLIC = names("sinh cosh tanh coth sech csch sh ch th")
+FUNCTIONS = (
+    _CIRCULAR
+    | _HYPERBOLIC
+    | {f"{arc}{name}" for arc in ("a", "ar", "arc") for name in _CIRCULAR | _HYPERBOLIC}
+    | names("ln lg log exp sqrt max min inf sup gcd lcm hcf deg mod sgn sign det dim tr rank ker adj")
+    | names("Re Im arg cis erf curl div grad Var Cov Pr")
 )
 # The functions that LaTeX has a command for
-COMMANDS = FUNCTIONS & frozenset(
-    "arccos arcsin arctan cos sin tan cot cosh sinh tanh coth arg csc deg det dim exp gcd inf ker lg ln log max min sec sup"
-    .split()
+COMMANDS = names(
+    "arccos arcsin arctan cos sin tan cot cosh sinh tanh coth arg csc deg det dim exp gcd inf ker lg ln log max min sec"
+    " sup"
 )
 
 
@@ -53,12 +62,17 @@ def is_word(token: str) -> bool:
     return token.isascii() and token.isalpha()
 
 
+def is_letter(token: str) -> bool:
+    return len(token) == 1 and is_word(token)
+
+
+def is_command(token: str) -> bool:
+    r"""Return True for a command with a name: `\frac`, not `\,`."""
+    return token.startswith("\\") and is_word(token[1:])
+
+
 def is_digits(token: str) -> bool:
     return token.isascii() and token.isdigit()
-
-
-def is_space(token: str) -> bool:
-    return token.isspace()
 
 
 def has_dots(text: str) -> bool:
@@ -66,11 +80,14 @@ def has_dots(text: str) -> bool:
     return not DOTS.isdisjoint(tokenize(text))
 
 
-def strip_spaces(tokens: Sequence[str]) -> list[str]:
+def strip_tokens(tokens: Sequence[str], left: Sequence[str], right: Sequence[str] | None = None) -> list[str]:
+    """The tokens without those at the beginning that are in `left`, and those at the end that are in `right`; None: in
+    `left`."""
+    right = left if right is None else right
     start, end = 0, len(tokens)
-    while start < end and tokens[start].isspace():
+    while start < end and tokens[start] in left:
         start += 1
-    while start < end and tokens[end - 1].isspace():
+    while start < end and tokens[end - 1] in right:
         end -= 1
     return list(tokens[start:end])
 
@@ -88,32 +105,50 @@ def closing_braces(tokens: Sequence[str]) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class FontGroup:
-    r"""`\text{ cm}`: the positions of the font and of the closing brace, and the text between the braces."""
+class Group:
+    r"""`\text{ cm}`: the positions of the command and of the closing brace, and the text between the braces."""
 
-    font: int
+    command: int
     closing: int
     text: str
 
 
-def font_groups(tokens: Sequence[str]) -> list[FontGroup]:
-    """The groups in a font in which there are no further braces, from left to right."""
+def font_groups(tokens: Sequence[str]) -> list[Group]:
+    return groups_of(tokens, FONTS.__contains__)
+
+
+def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[Group]:
+    """The groups behind these commands in which there are no further braces, from left to right."""
     groups = []
-    font = opening = None
+    command = opening = None
     for i, token in enumerate(tokens):
-        if token in FONTS:
-            font, opening = i, None
-        elif token == "{":
-            opening = i if opening is None else None
-            if opening is None:
-                font = None
-        elif token == "}":
-            if font is not None and opening is not None:
-                groups.append(FontGroup(font, i, "".join(tokens[opening + 1 : i])))
-            font = opening = None
-        elif opening is None and not token.isspace():
-            font = None
+        if is_wanted(token):
+            command = i
+            opening = None
+        elif token == "{" and command is not None and opening is None:
+            opening = i
+        elif token == "}" and command is not None and opening is not None:
+            groups.append(Group(command, i, "".join(tokens[opening + 1 : i])))
+            command = None
+        elif token in ("{", "}") or (opening is None and not token.isspace()):
+            command = None
     return groups
+
+
+def with_replaced_groups(tokens: Sequence[str], groups: Sequence[Group], replacements: Sequence[str | None]) -> str:
+    """The text with a replacement for each of the groups; None: as it is."""
+    text = ""
+    end = 0
+    for group, replacement in zip(groups, replacements, strict=True):
+        if replacement is not None:
+            text += "".join(tokens[end : group.command]) + replacement
+            end = group.closing + 1
+    return text + "".join(tokens[end:])
+
+
+def without_groups(tokens: Sequence[str], groups: Sequence[Group]) -> str:
+    """The text with a space in place of each of the groups."""
+    return with_replaced_groups(tokens, groups, [" "] * len(groups))
 
 
 def without_fonts(tokens: Sequence[str]) -> list[str]:
@@ -150,7 +185,7 @@ def with_single_spaces(tokens: Sequence[str]) -> list[str]:
         elif token != " " or single[-1] != " ":
             single.append(token)
         glued = False
-    return strip_spaces(single[1:])
+    return strip_tokens(single[1:], (" ",))
 
 
 def unfonted(text: str) -> str:
@@ -159,7 +194,6 @@ def unfonted(text: str) -> str:
 
 
 _PLAIN = {r"\$": "$", r"\%": "%", "\u2212": "-", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac"}
-_SPACELESS = frozenset("^_{}")  # spaces beside them mean nothing
 _PAIRS = {"$": "$", r"\(": r"\)", r"\[": r"\]", "(": ")", "{": "}"}
 Rules = dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]
 
@@ -173,19 +207,32 @@ def rules(table: dict[tuple[str, ...], tuple[str, ...]]) -> Rules:
 
 
 def rewritten(tokens: Sequence[str], by_first: Rules) -> list[str]:
-    """The tokens with each sequence of the rules replaced, from left to right."""
+    """The tokens with each sequence of the rules replaced, from left to right, also with spaces inside."""
     written: list[str] = []
     i = 0
     while i < len(tokens):
         for sequence, replacement in by_first.get(tokens[i], ()):
-            if tuple(tokens[i : i + len(sequence)]) == sequence:
+            end = _end_of(sequence, tokens, i)
+            if end is not None:
                 written += replacement
-                i += len(sequence)
+                i = end
                 break
         else:
             written.append(tokens[i])
             i += 1
     return written
+
+
+def _end_of(sequence: Sequence[str], tokens: Sequence[str], start: int) -> int | None:
+    """Where the sequence ends that begins at `start`; None if another one does."""
+    reader = Reader(tokens, start)
+    for token in sequence:
+        if reader.next != token:
+            reader.skip_spaces()
+        if reader.next != token:
+            return None
+        reader.position += 1
+    return reader.position
 
 
 _DEGREES = (" ", "degrees", " ")
@@ -203,25 +250,18 @@ _PLAIN_RULES = rules(
 
 
 def plain_tokens(text: str) -> list[str]:
-    r"""The tokens without typesetting: fonts, spacing, outer dollars and brackets, a final period. `1{,}000` is `1,000`,
-    `^\circ` the word degrees, `\tfrac12` is `\frac{1}{2}`."""
+    r"""The tokens without typesetting: fonts, spacing, outer dollars and brackets, a final period.
+
+    `1{,}000` is `1,000`, `^\circ` the word degrees, `\tfrac12` is `\frac{1}{2}`.
+    """
     tokens = [_PLAIN.get(token, token) for token in without_fonts(tokenize(text))]
-    tokens = rewritten(_without_idle_spaces(with_single_spaces(tokens)), _PLAIN_RULES)
+    tokens = rewritten(with_single_spaces(tokens), _PLAIN_RULES)
     return _without_outer_brackets(_with_braced_fractions(with_single_spaces(tokens)))
 
 
 def plain_text(text: str) -> str:
     """The text without typesetting; see `plain_tokens`."""
     return "".join(plain_tokens(text))
-
-
-def _without_idle_spaces(tokens: Sequence[str]) -> list[str]:
-    kept = []
-    for i, token in enumerate(tokens):
-        beside = tokens[i - 1 : i] + tokens[i + 1 : i + 2]
-        if token != " " or _SPACELESS.isdisjoint(beside):
-            kept.append(token)
-    return kept
 
 
 def _with_braced_fractions(tokens: Sequence[str]) -> list[str]:
@@ -250,32 +290,23 @@ def _with_braced_fractions(tokens: Sequence[str]) -> list[str]:
 
 
 def _without_outer_brackets(tokens: list[str]) -> list[str]:
-    tokens = _stripped(tokens, (" ", "*"), (" ", "*"))
+    tokens = strip_tokens(tokens, (" ", "*"))
     for _ in range(3):
-        tokens = _stripped(tokens, (" ",), (" ", ".", "..."))
+        tokens = strip_tokens(tokens, (" ",), (" ", "."))
         for opening, closing in _PAIRS.items():
             inside = tokens[1:-1]
             enclosed = len(tokens) > 2 and tokens[0] == opening and tokens[-1] == closing
             if enclosed and opening not in inside and closing not in inside:
-                tokens = _stripped(inside, (" ",), (" ",))
+                tokens = strip_tokens(inside, (" ",))
     return tokens
-
-
-def _stripped(tokens: list[str], left: Sequence[str], right: Sequence[str]) -> list[str]:
-    start, end = 0, len(tokens)
-    while start < end and tokens[start] in left:
-        start += 1
-    while start < end and tokens[end - 1] in right:
-        end -= 1
-    return tokens[start:end]
 
 
 class Reader:
     """Reads tokens from left to right; the parsers take from it what they know."""
 
-    def __init__(self, tokens: Sequence[str]) -> None:
+    def __init__(self, tokens: Sequence[str], position: int = 0) -> None:
         self.tokens = tokens
-        self.position = 0
+        self.position = position
 
     @property
     def next(self) -> str:
@@ -320,3 +351,18 @@ class Reader:
             return ""
         self.position += 1
         return digits
+
+    def take_index(self) -> bool:
+        """Take `_1`, `_n` or `_{12}`; else nothing is taken."""
+        before = self.position
+        if self.take("_"):
+            braced = self.take("{")
+            self.skip_spaces()
+            index = self.next
+            self.position += 1
+            while braced and (is_word(self.next) or is_digits(self.next)):
+                self.position += 1
+            if (is_word(index) or is_digits(index)) and (not braced or self.take("}")):
+                return True
+        self.position = before
+        return False

@@ -8,40 +8,22 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from proxima.reward.math.arithmetic import value_of
+from proxima.reward.math.equations import DOUBTS, is_one_name, names_quantity, sides_of
 from proxima.reward.math.forms import WrittenNumber
-from proxima.reward.math.latex import (
-    DOTS,
-    Reader,
-    is_digits,
-    is_word,
-    plain_tokens,
-    strip_spaces,
-    tokenize,
-    unfonted,
-)
+from proxima.reward.math.latex import Reader, has_dots, is_digits, is_word, names, plain_tokens, tokenize
 
 MAX_CHARS = 4000  # Python parses no integer of over 4,300 digits
 
-_APPROXIMATELY = frozenset({r"\approx", r"\simeq", r"\sim", r"\doteq", "≈"})
 _CURRENCIES = ("$", "€", "£", "¥", "₹")
 _TIMES = (r"\times", r"\cdot", "×", "*")
-_SHORT_UNITS = frozenset(
-    "m mm cm dm km in ft yd mi g kg mg lb lbs oz s ms h hr hrs l ml cl L mL cL sq cu A V W J N K C F Hz am pm".split()
+_SHORT_UNITS = names(
+    "m mm cm dm km in ft yd mi g kg mg lb lbs oz s ms h hr hrs l ml cl L mL cL sq cu A V W J N K C F Hz am pm"
 )
-_NO_UNITS = frozenset(
+_NO_UNITS = names(
     "and not but except plus minus times over divided multiplied mod modulo equals percent more less than squared cubed"
     " factorial choose power root sqrt sin cos tan log exp hundred thousand million billion trillion dozen dozens score"
-    " half halves third thirds quarter quarters fifth fifths tenth tenths".split()
+    " half halves third thirds quarter quarters fifth fifths tenth tenths"
 )
-_DOUBTS = frozenset(
-    "maybe perhaps possibly probably alternatively otherwise either neither nor unless versus not unsure uncertain"
-    " guess wrong incorrect false".split()
-)
-_GREEK = "alpha beta gamma delta theta lambda mu phi varphi omega sigma rho tau"
-_IN_NAMES = frozenset("-+*/(){}|' ") | {
-    rf"\{name}" for name in f"cdot times frac angle overline vec {_GREEK}".split()
-}
-_ASIDE = frozenset("or and not if is so but".split())
 
 
 def parse_number(text: str, question: str = "") -> WrittenNumber | None:
@@ -53,14 +35,14 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
     counts, if the sides that plain arithmetic can evaluate agree. `x + 1 = 61` is an equation to be solved, hence None,
     unless the question asks for x + 1.
     """
-    if len(text) > MAX_CHARS or not DOTS.isdisjoint(tokenize(text[text.rfind("=") + 1 :])):
+    if len(text) > MAX_CHARS or has_dots(text[text.rfind("=") + 1 :]):
         return None
-    *others, (last, _) = _sides(plain_tokens(text))
+    *others, (last, _) = sides_of(plain_tokens(text))
     number = _parse_side(last)
     if number is None or not others:
         return number
     name = None
-    for i, (side, is_exact) in enumerate(others):
+    for i, (side, _) in enumerate(others):
         written = "".join(side)
         other = _parse_side(side)
         value = value_of(side) if other is None else other.value
@@ -75,98 +57,9 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
     return WrittenNumber(number.value, number.places, number.percent, name, number.finished)
 
 
-def _sides(tokens: Sequence[str]) -> list[tuple[list[str], bool]]:
-    """The sides of an equality, each with whether the sign behind it is exact. One side for anything else."""
-    sides = []
-    start = 0
-    for i, token in enumerate(tokens):
-        if token in _APPROXIMATELY or (token == "=" and is_equality_sign(tokens, i)):
-            sides.append((strip_spaces(tokens[start:i]), token == "="))
-            start = i + 1
-    return [*sides, (strip_spaces(tokens[start:]), True)]
-
-
-def is_equality_sign(tokens: Sequence[str], i: int) -> bool:
-    """Return True for a `=` that is not a part of `<=`, `:=` or `==`."""
-    before = tokens[i - 1] if i else ""
-    after = tokens[i + 1] if i + 1 < len(tokens) else ""
-    return before not in ("<", ">", "!", ":") and after != "="
-
-
-def is_name(side: str) -> bool:
-    """Return True if the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
-    return names_quantity(tokenize(side))
-
-
-def names_quantity(side: Sequence[str]) -> bool:
-    if _is_one_name(side):
-        return not has_doubts(side)
-    reader = Reader(side)
-    letters = False
-    while not reader.ended:
-        if is_word(reader.next) and len(reader.next) <= 3 and reader.next not in _ASIDE:
-            letters = True
-            reader.position += 1
-        elif reader.next in _IN_NAMES:
-            letters = letters or _is_command(reader.next)
-            reader.position += 1
-        elif not _take_index(reader):
-            return False
-    return letters
-
-
-def _is_one_name(side: Sequence[str]) -> bool:
-    """A letter, a command, several capitals (`AB`), an angle or words, also with an index, primes and an argument."""
-    reader = Reader(side)
-    first = reader.next
-    reader.position += 1
-    if (first == "m" and reader.take(r"\angle")) or first == r"\angle":
-        reader.skip_spaces()
-        if not (reader.next.isupper() and is_word(reader.next) and len(reader.next) <= 4):
-            return first == r"\angle" and reader.ended
-        reader.position += 1
-    elif is_word(first) and len(first) >= 3:
-        while reader.next == " " and is_word(reader.ahead(1)):
-            reader.position += 2
-    elif not (is_word(first) and (len(first) == 1 or first.isupper())) and not _is_command(first):
-        return False
-    _take_index(reader)
-    while reader.take("'"):
-        pass
-    return reader.ended or _take_argument(reader)
-
-
-def _is_command(token: str) -> bool:
-    return token.startswith("\\") and is_word(token[1:])
-
-
-def _take_index(reader: Reader) -> bool:
-    """`_1`, `_n` or `_{12}`; else nothing is taken."""
-    before = reader.position
-    if reader.take("_"):
-        braced = reader.take("{")
-        reader.skip_spaces()
-        index = reader.next
-        reader.position += 1
-        while braced and (is_word(reader.next) or is_digits(reader.next)):
-            reader.position += 1
-        if (is_word(index) or is_digits(index)) and (not braced or reader.take("}")):
-            return True
-    reader.position = before
-    return False
-
-
-def _take_argument(reader: Reader) -> bool:
-    """All that is left, as the argument of a function: `(2)`, `(x, y)`."""
-    if not reader.take("("):
-        return False
-    *argument, closing = reader.tokens[reader.position :] or [""]
-    return closing == ")" and bool(argument) and all(is_word(t) or is_digits(t) or t in ", " for t in argument)
-
-
 def is_sum_of_names(name: str | None) -> bool:
     """Return True for an expression as a name: as a row's answer, `m+n = 61` is an equation, unless asked for."""
-    return name is not None and not _is_one_name(tokenize(name))
+    return name is not None and not is_one_name(tokenize(name))
 
 
 def asked_number(answer: str, question: str) -> WrittenNumber | None:
@@ -197,16 +90,6 @@ def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
         percents = (reference.value / 100, answer.value), (reference.value, answer.value / 100)
         pairs.append(percents[answer.percent])
     return any(_same_value(first, second, places) for first, second in pairs)
-
-
-def has_doubts(tokens: Sequence[str]) -> bool:
-    """Return True if a word takes an answer back, or makes it one of several: `maybe`, `either`, `not`."""
-    return any(token.casefold() in _DOUBTS for token in tokens)
-
-
-def hedges(text: str) -> bool:
-    """Return True if the words of a formula take an answer back; see `has_doubts`."""
-    return has_doubts(tokenize(unfonted(text)))
 
 
 def _parse_side(side: Sequence[str]) -> WrittenNumber | None:
@@ -359,7 +242,7 @@ def is_unit(unit: str | None) -> bool:
 
 
 def is_unit_of(tokens: Sequence[str]) -> bool:
-    """Return True for at most five words with spaces, points, dashes and slashes between, squared or cubed; or nothing."""
+    """Return True for at most five words with spaces, points, dashes or slashes between, squared or cubed, or none."""
     words = 0
     separated = True
     reader = Reader(tokens)
@@ -387,7 +270,7 @@ def _is_unit_word(word: str) -> bool:
     if word in _SHORT_UNITS:
         return True
     folded = word.casefold()
-    return len(word) >= 3 and folded not in _NO_UNITS and folded not in _DOUBTS
+    return len(word) >= 3 and folded not in _NO_UNITS and folded not in DOUBTS
 
 
 def _fewer(first: int | None, second: int | None) -> int | None:

@@ -1,0 +1,105 @@
+r"""Parses a row's answer into its normal form, and says which answers equal it. All rules of equality are here.
+
+61, 1/2, 5\text{ cm}         a number: the same value, finished, of the same name
+B, \textbf{(B)}\ 12          an option: its letter, or what it says
+\text{even}, Monday          words: the same, in any case and font
+2\sqrt{3}, [0,5], x^2+1      a formula: the same text; else math-verify decides, on both in one notation
+"""
+
+import re
+from functools import lru_cache
+
+from proxima.reward.math.algebra import Algebra, ask_algebra, normalize_reference
+from proxima.reward.math.equations import is_equation
+from proxima.reward.math.forms import Choice, Formula, NormalForm, Words, WrittenNumber
+from proxima.reward.math.found import FinalAnswer
+from proxima.reward.math.latex import has_dots
+from proxima.reward.math.notation import SETS_IN_WORDS, same_text
+from proxima.reward.math.numeric_answer import asked_number, is_sum_of_names, parse_number, same_number
+from proxima.reward.math.options import chosen_letter, parse_choice
+from proxima.reward.math.words import is_prose, normalize_words, only_text, parse_words
+
+_POINT = re.compile(r"\s*(?:\\left)?\(.*,", re.DOTALL)  # (1,000) is a point, not a thousand
+
+
+@lru_cache(maxsize=4096)
+def parse_answer(answer: str) -> NormalForm:
+    """The normal form of a row's answer. ValueError if it is prose."""
+    number = None if _POINT.match(answer) else parse_number(answer)
+    if number is not None and not is_sum_of_names(number.name):
+        return number
+    choice = parse_choice(answer)
+    if choice is not None:
+        return choice
+    if normalize_reference(answer) in SETS_IN_WORDS:
+        return Formula(answer)
+    words = parse_words(answer)
+    if words is not None:
+        return Words(words)
+    if is_prose(answer) and not has_dots(answer):
+        raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
+    return Formula(answer)
+
+
+def compare(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
+    """Whether the final answer of a text equals the row's answer, or what to ask math-verify about it.
+
+    ValueError if the row's answer is prose, or if evaluating one of them is unbounded.
+    """
+    reference = parse_answer(answer)
+    if isinstance(reference, Formula) and "=" in answer:
+        reference = asked_number(answer, question) or reference
+    if isinstance(reference, WrittenNumber):
+        return _is_number(reference, answer, final, question)
+    if isinstance(reference, Choice):
+        return _is_option(reference, answer, final, question)
+    if isinstance(reference, Words):
+        return reference.text in map(normalize_words, final.words())
+    return _is_formula(answer, final)
+
+
+def _is_number(reference: WrittenNumber, answer: str, final: FinalAnswer, question: str) -> bool:
+    """By its value, of the first candidate that is a number; a text that is the row's answer is right in any case."""
+    candidates = final.formulas(number=True)
+    if candidates and answer.strip() == without_period(candidates[0]).strip() != "":
+        return True
+    for candidate in candidates:
+        number = parse_number(candidate, question)
+        if number is not None:
+            return number.finished and same_number(reference, number)
+    return False
+
+
+def _is_option(reference: Choice, answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
+    """By the letter; a text that names none, by what the option says, or as a formula: `B` may be a variable."""
+    marked = final.words(choice=True)
+    letters = [letter for letter in map(chosen_letter, marked) if letter is not None]
+    if letters or (reference.value is None and not reference.bare):
+        return reference.letter in letters
+    if reference.value is None:
+        return _is_formula(answer, final, words=False)
+    if is_prose(reference.value):
+        return normalize_words(reference.value) in map(normalize_words, marked)
+    return compare(reference.value, final, question)
+
+
+def _is_formula(answer: str, final: FinalAnswer, words: bool = True) -> bool | Algebra:
+    """By the text; then by algebra, unless dots or words leave open what is meant."""
+    found = final.formulas()[:1]
+    candidates = [*found, *(final.words() if words else ())]
+    if any(same_text(candidate, answer) for candidate in candidates):
+        return True
+    if has_dots(answer) or only_text(normalize_reference(answer)):
+        return False
+    if is_equation(answer) and not any("=" in candidate for candidate in found):
+        return False
+    return ask_algebra(answer, without_period(found[0]) if found else "", final.max_chars)
+
+
+def without_period(formula: str) -> str:
+    """The formula without a final period: to math-verify, `42.` is not 42."""
+    text = formula.rstrip()
+    before = text[:-1]
+    if not text.endswith(".") or before.endswith(".") or before != before.rstrip():
+        return formula
+    return before
