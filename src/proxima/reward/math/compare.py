@@ -9,17 +9,19 @@ B, \textbf{(B)}\ 12          an option: its letter, or what it says
 import re
 from functools import lru_cache
 
-from proxima.reward.math.algebra import Algebra, ask_algebra, normalize_reference
-from proxima.reward.math.equations import is_equation
-from proxima.reward.math.forms import Choice, Formula, NormalForm, Words, WrittenNumber
+from proxima.reward.math.algebra import Algebra, ask_algebra
+from proxima.reward.math.forms import Choice, Words, WrittenNumber
+from proxima.reward.math.formula import Formula
 from proxima.reward.math.found import FinalAnswer
-from proxima.reward.math.latex import has_dots
-from proxima.reward.math.notation import SETS_IN_WORDS, same_text
+from proxima.reward.math.notation import SETS_IN_WORDS
 from proxima.reward.math.numeric_answer import asked_number, is_sum_of_names, parse_number, same_number
 from proxima.reward.math.options import chosen_letter, parse_choice
-from proxima.reward.math.words import is_prose, normalize_words, only_text, parse_words
+from proxima.reward.math.words import is_prose, normalize_words, parse_words
 
 _POINT = re.compile(r"\s*(?:\\left)?\(.*,", re.DOTALL)  # (1,000) is a point, not a thousand
+
+
+NormalForm = WrittenNumber | Choice | Words | Formula
 
 
 @lru_cache(maxsize=4096)
@@ -31,14 +33,15 @@ def parse_answer(answer: str) -> NormalForm:
     choice = parse_choice(answer)
     if choice is not None:
         return choice
-    if normalize_reference(answer) in SETS_IN_WORDS:
-        return Formula(answer)
+    formula = Formula(answer)
+    if formula.normal in SETS_IN_WORDS:
+        return formula
     words = parse_words(answer)
     if words is not None:
         return Words(words)
-    if is_prose(answer) and not has_dots(answer):
+    if is_prose(answer) and not formula.has_dots:
         raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
-    return Formula(answer)
+    return formula
 
 
 def compare(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
@@ -55,7 +58,7 @@ def compare(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
         return _is_option(reference, answer, final, question)
     if isinstance(reference, Words):
         return reference.text in map(normalize_words, final.words())
-    return _is_formula(answer, final)
+    return _is_formula(reference, final)
 
 
 def _is_number(reference: WrittenNumber, answer: str, final: FinalAnswer, question: str) -> bool:
@@ -77,23 +80,24 @@ def _is_option(reference: Choice, answer: str, final: FinalAnswer, question: str
     if letters or (reference.value is None and not reference.bare):
         return reference.letter in letters
     if reference.value is None:
-        return _is_formula(answer, final, words=False)
+        return _is_formula(Formula(answer), final, words=False)
     if is_prose(reference.value):
         return normalize_words(reference.value) in map(normalize_words, marked)
     return compare(reference.value, final, question)
 
 
-def _is_formula(answer: str, final: FinalAnswer, words: bool = True) -> bool | Algebra:
+def _is_formula(reference: Formula, final: FinalAnswer, words: bool = True) -> bool | Algebra:
     """By the text; then by algebra, unless dots or words leave open what is meant."""
-    found = final.formulas()[:1]
-    candidates = [*found, *(final.words() if words else ())]
-    if any(same_text(candidate, answer) for candidate in candidates):
+    found = [Formula(text) for text in final.formulas()[:1]]
+    written = [Formula(text) for text in final.words()] if words else []
+    if any(formula.compact == reference.compact is not None for formula in (*found, *written)):
         return True
-    if has_dots(answer) or only_text(normalize_reference(answer)):
+    if reference.has_dots or reference.is_only_text:
         return False
-    if is_equation(answer) and not any("=" in candidate for candidate in found):
+    if reference.is_equation and not any("=" in formula.latex for formula in found):
         return False
-    return ask_algebra(answer, without_period(found[0]) if found else "", final.max_chars)
+    answer = Formula(without_period(found[0].latex)) if found else Formula("")
+    return ask_algebra(reference, answer, final.max_chars)
 
 
 def without_period(formula: str) -> str:

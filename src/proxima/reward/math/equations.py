@@ -100,7 +100,7 @@ def _take_argument(reader: Reader) -> bool:
 
 def has_doubts(tokens: Sequence[str]) -> bool:
     """Return True if a word takes an answer back, or makes it one of several: `maybe`, `either`, `not`."""
-    return any(token.casefold() in DOUBTS for token in tokens)
+    return not DOUBTS.isdisjoint(map(str.casefold, tokens))
 
 
 def hedges(text: str) -> bool:
@@ -133,6 +133,8 @@ def is_equation(formula: str) -> bool:
 def equation_sides(answer: str, reference: str) -> list[str]:
     r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`, the last one of
     `1+2+\cdots+n = n(n+1)/2`. The whole answer if the reference is an equation itself."""
+    if "=" not in answer:
+        return [answer]
     tokens = tokenize(answer)
     first, *others = _exact_sides(tokens)
     if not others or len(_exact_sides(tokenize(reference))) > 1 or not _SEVERAL.isdisjoint(tokens):

@@ -53,13 +53,3 @@ class Solutions:
 
     unknown: str
     values: str
-
-
-@dataclass(frozen=True)
-class Formula:
-    """An expression, equation, set, tuple, interval or matrix, in LaTeX: what needs algebra to be compared."""
-
-    latex: str
-
-
-NormalForm = WrittenNumber | Choice | Words | Formula

@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from proxima.reward.math.latex import DOTS, is_digits, tokenize
 from proxima.reward.math.marked import last_boxed, last_tagged
@@ -71,23 +72,25 @@ class FinalAnswer:
         `number`: only formulas with a digit are found."""
         if self._has_box:
             return self._boxed
-        unmarked = find_unmarked_answer(self._end if self._tagged is None else self._tagged[-self.max_chars :], number)
-        return [text for text in (self._tagged, unmarked) if text is not None]
+        tagged = self._tagged
+        unmarked = find_unmarked_answer(self._end if tagged is None else tagged[-self.max_chars :], number)
+        return [text for text in (tagged, unmarked) if text is not None]
 
     def words(self, choice: bool = False) -> list[str]:
         """What is in the box, or in the tag `answer`, or after `answer is`. `choice`: after `option is` too."""
         if self._has_box:
             return self._boxed
-        return [words_after_marker(self._end, choice) if self._tagged is None else self._tagged]
+        tagged = self._tagged
+        return [words_after_marker(self._end, choice) if tagged is None else tagged]
+
+    @cached_property
+    def _boxed(self) -> list[str]:
+        boxed = last_boxed(self.text)
+        return [] if boxed is None else [boxed]
 
     @property
     def _has_box(self) -> bool:
         return "\\boxed{" in self.text or "\\fbox{" in self.text
-
-    @property
-    def _boxed(self) -> list[str]:
-        boxed = last_boxed(self.text)
-        return [] if boxed is None else [boxed]
 
     @property
     def _tagged(self) -> str | None:

@@ -37,10 +37,9 @@ def as_same_kind(answer: str, reference: str) -> tuple[str, str]:
     connects are the interval between them, whatever its ends; a letter in the ends, or several letters with conditions,
     leave both unchanged, and so does a system that needs to be solved.
     """
-    tokens = tokenize(reference)
-    if not (_is_inequality(tokenize(answer)) or _is_inequality(tokens)):
+    if not (is_inequality(answer) or is_inequality(reference)):
         return answer, reference
-    union = not _OR.isdisjoint(_with_bare_connectors(tokens))
+    union = not _OR.isdisjoint(_with_bare_connectors(tokenize(reference)))
     of_reference = _solutions(reference, union, "")
     of_answer = _solutions(answer, union, "" if of_reference and of_reference.unknown else reference)
     if of_answer is None or of_reference is None:
@@ -50,14 +49,18 @@ def as_same_kind(answer: str, reference: str) -> tuple[str, str]:
     return of_answer.values, of_reference.values
 
 
-def _is_inequality(tokens: Sequence[str]) -> bool:
+def is_inequality(text: str) -> bool:
+    return _has_relation(tokenize(text))
+
+
+def _has_relation(tokens: Sequence[str]) -> bool:
     return not _OPPOSITE.keys().isdisjoint(tokens)
 
 
 def _solutions(text: str, comma_is_or: bool, known: str) -> Solutions | None:
     """The solutions of inequalities, of `x \\in [2,5]` or, without an unknown, of a set."""
     tokens = tokenize(text)
-    if _is_inequality(tokens):
+    if _has_relation(tokens):
         return inequality_set(text, comma_is_or, known)
     reader = Reader(tokens)
     reader.skip_spaces()
@@ -160,7 +163,7 @@ def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | No
     """What fulfils all conditions between `and` and commas; None if one can't be read, or two bound the same side."""
     conditions: list[_Condition] = []
     for part in [part for parts in _split(tokens, _AND) for part in _split(parts, _COMMA)]:
-        if part and conditions and conditions[-1].excluded is not None and not _is_inequality(part):
+        if part and conditions and conditions[-1].excluded is not None and not _has_relation(part):
             conditions.append(_Condition(conditions[-1].name, excluded="".join(part)))  # x \neq 1, 2
             continue
         condition = _condition(part, known)

@@ -1,7 +1,7 @@
 r"""LaTeX as tokens, and the one list of each kind of names: fonts, spacing, functions, dots, signs.
 
 A token is a command (`\frac`), a run of letters, of digits or of white space, three dots, or any other character. The
-tokens of a text, joined, are the text. Everything here takes linear time, whatever the text.
+tokens of a text, joined, are the text, but for a backslash too many. Everything here takes linear time.
 """
 
 import re
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # 25^\circC is a common slip for 25^\circ C
 _TOKEN = re.compile(r"\\(?:circ(?=[A-Za-z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.\.\.|\s+|.", re.DOTALL)
+_BACKSLASH_TOO_MANY = re.compile(r"\\\\(?=[A-Za-z{}%$,;:!])")
 
 
 def names(text: str) -> frozenset[str]:
@@ -30,7 +31,9 @@ FONTS = (
     | BOLD
     | {r"\mathit", r"\mathsf", r"\mathtt", r"\mathnormal", r"\operatorname", r"\operatorname*"}
 )
-SPACING = frozenset({r"\,", r"\;", r"\:", "\\ ", "~", r"\quad", r"\qquad", r"\left", r"\right", r"\displaystyle"})
+SPACING = frozenset(
+    {r"\!", r"\,", r"\;", r"\:", "\\ ", "~", r"\quad", r"\qquad", r"\left", r"\right", r"\displaystyle"}
+)
 DOTS = frozenset(
     {"...", "…", "⋯", r"\mathellipsis", r"\textellipsis"}
     | {rf"\{kind}dots" for kind in ("", "l", "c", "d", "v", "h")}
@@ -54,6 +57,9 @@ COMMANDS = names(
 
 
 def tokenize(text: str) -> list[str]:
+    r"""The tokens of a text. `\\frac` is `\frac`, as to math-verify: two backslashes begin a row only in a matrix."""
+    if "\\\\" in text and "matrix" not in text:
+        text = _BACKSLASH_TOO_MANY.sub(r"\\", text)
     return _TOKEN.findall(text)
 
 
@@ -114,12 +120,14 @@ class Group:
 
 
 def font_groups(tokens: Sequence[str]) -> list[Group]:
+    if FONTS.isdisjoint(tokens):
+        return []
     return groups_of(tokens, FONTS.__contains__)
 
 
 def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[Group]:
     """The groups behind these commands in which there are no further braces, from left to right."""
-    groups = []
+    groups: list[Group] = []
     command = opening = None
     for i, token in enumerate(tokens):
         if is_wanted(token):
@@ -153,6 +161,8 @@ def without_groups(tokens: Sequence[str], groups: Sequence[Group]) -> str:
 
 def without_fonts(tokens: Sequence[str]) -> list[str]:
     r"""The tokens with a space in place of each font and of the braces of its group."""
+    if FONTS.isdisjoint(tokens):
+        return list(tokens)
     closing = closing_braces(tokens)
     dropped = set()
     plain = []
@@ -172,20 +182,23 @@ def without_fonts(tokens: Sequence[str]) -> list[str]:
 
 def with_single_spaces(tokens: Sequence[str]) -> list[str]:
     r"""The tokens with one space for any spacing, and none for `\!`."""
-    single: list[str] = [""]
-    glued = False
-    for token in tokens:
-        if token == r"\!":
-            glued = True
-            continue
-        if token in SPACING or token.isspace():
-            token = " "
-        if glued and is_digits(token) and is_digits(single[-1]):
-            single[-1] += token
-        elif token != " " or single[-1] != " ":
+    kinds = set(tokens)
+    if SPACING.isdisjoint(kinds) and not any(token.isspace() and token != " " for token in kinds):
+        return strip_tokens(tokens, (" ",))
+    single: list[str] = []
+    for token in _glued(tokens):
+        if token not in SPACING and not token.isspace():
             single.append(token)
-        glued = False
-    return strip_tokens(single[1:], (" ",))
+        elif single and single[-1] != " ":
+            single.append(" ")
+    return strip_tokens(single, (" ",))
+
+
+def _glued(tokens: Sequence[str]) -> list[str]:
+    r"""The tokens without `\!`, which joins the digits around it."""
+    if r"\!" not in tokens:
+        return list(tokens)
+    return tokenize("".join(token for token in tokens if token != r"\!"))
 
 
 def unfonted(text: str) -> str:
@@ -208,6 +221,8 @@ def rules(table: dict[tuple[str, ...], tuple[str, ...]]) -> Rules:
 
 def rewritten(tokens: Sequence[str], by_first: Rules) -> list[str]:
     """The tokens with each sequence of the rules replaced, from left to right, also with spaces inside."""
+    if by_first.keys().isdisjoint(tokens):
+        return list(tokens)
     written: list[str] = []
     i = 0
     while i < len(tokens):
@@ -225,14 +240,14 @@ def rewritten(tokens: Sequence[str], by_first: Rules) -> list[str]:
 
 def _end_of(sequence: Sequence[str], tokens: Sequence[str], start: int) -> int | None:
     """Where the sequence ends that begins at `start`; None if another one does."""
-    reader = Reader(tokens, start)
+    at = start
     for token in sequence:
-        if reader.next != token:
-            reader.skip_spaces()
-        if reader.next != token:
+        while at < len(tokens) and tokens[at] != token and tokens[at].isspace():
+            at += 1
+        if at == len(tokens) or tokens[at] != token:
             return None
-        reader.position += 1
-    return reader.position
+        at += 1
+    return at
 
 
 _DEGREES = (" ", "degrees", " ")
@@ -266,6 +281,8 @@ def plain_text(text: str) -> str:
 
 def _with_braced_fractions(tokens: Sequence[str]) -> list[str]:
     r"""The tokens with braces around the digits that are an argument: `\frac{1}{2}` for `\frac12` and `\frac{1}2`."""
+    if r"\frac" not in tokens:
+        return list(tokens)
     braced: list[str] = []
     due = [0]  # arguments that a fraction still needs, at each depth of braces
     for token in tokens:
@@ -291,14 +308,14 @@ def _with_braced_fractions(tokens: Sequence[str]) -> list[str]:
 
 def _without_outer_brackets(tokens: list[str]) -> list[str]:
     tokens = strip_tokens(tokens, (" ", "*"))
-    for _ in range(3):
+    while True:
         tokens = strip_tokens(tokens, (" ",), (" ", "."))
-        for opening, closing in _PAIRS.items():
-            inside = tokens[1:-1]
-            enclosed = len(tokens) > 2 and tokens[0] == opening and tokens[-1] == closing
-            if enclosed and opening not in inside and closing not in inside:
-                tokens = strip_tokens(inside, (" ",))
-    return tokens
+        if len(tokens) < 3 or _PAIRS.get(tokens[0]) != tokens[-1]:
+            return tokens
+        opening, *inside, closing = tokens
+        if opening in inside or closing in inside:
+            return tokens
+        tokens = inside
 
 
 class Reader:
@@ -322,18 +339,20 @@ class Reader:
         return self.tokens[at] if at < len(self.tokens) else ""
 
     def skip_spaces(self) -> None:
-        while self.next.isspace():
+        tokens = self.tokens
+        while self.position < len(tokens) and tokens[self.position].isspace():
             self.position += 1
 
     def take(self, *wanted: str) -> str:
         """The next token, after spaces, if it is one of these; else empty, and nothing is taken."""
-        before = self.position
-        self.skip_spaces()
-        if self.next in wanted and not self.ended:
-            self.position += 1
-            return self.tokens[self.position - 1]
-        self.position = before
-        return ""
+        tokens = self.tokens
+        at = self.position
+        while at < len(tokens) and tokens[at].isspace():
+            at += 1
+        if at == len(tokens) or tokens[at] not in wanted:
+            return ""
+        self.position = at + 1
+        return tokens[at]
 
     def take_all(self, *wanted: str) -> bool:
         """Take these tokens, with spaces between them or without; all of them, or none."""

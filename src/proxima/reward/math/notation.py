@@ -115,6 +115,8 @@ def is_all_reals(tokens: Sequence[str]) -> bool:
 
 def _with_slanted_constants(tokens: Sequence[str]) -> list[str]:
     r"""The tokens with `e` for `\mathrm{e}`, `\operatorname e` and `{\rm e}`; `i` and `\pi` likewise."""
+    if _UPRIGHT.isdisjoint(tokens):
+        return list(tokens)
     slanted: list[str] = []
     reader = Reader(tokens)
     while not reader.ended:
@@ -172,17 +174,12 @@ def _with_imaginary_units_apart(tokens: Sequence[str]) -> list[str]:
     return apart
 
 
-def same_text(first: str, second: str) -> bool:
-    """Return True if two formulas are the same text, apart from typesetting, spaces and the kind of dots."""
-    if max(len(first), len(second)) > MAX_CHARS:
-        return False
-    text = _compact(first)
-    return text == _compact(second) != ""
-
-
-def _compact(text: str) -> str:
+def compact_text(formula: str) -> str | None:
+    """The formula without typesetting and spaces, with one kind of dots; None for over 4,000 characters."""
+    if len(formula) > MAX_CHARS:
+        return None
     compact: list[str] = []
-    for token in plain_tokens(text):
+    for token in plain_tokens(formula):
         if token == " " or (token == "," and compact[-1:] == ["…"]):
             continue
         if token in DOTS:
@@ -190,7 +187,7 @@ def _compact(text: str) -> str:
                 compact.pop()
             token = "…"
         compact.append(token)
-    return "".join(compact)
+    return "".join(compact) or None
 
 
 _IN_RANGES = frozenset((*",<>=$~()", "\\ ")) | names(
@@ -252,6 +249,8 @@ def without_words(formula: str, reference: str) -> str | None:
     groups = font_groups(tokens)
     if hedges("".join(tokens)) and not hedges(reference):
         return None
+    if not groups:
+        return "".join(tokens)
     known = [group.text for group in font_groups(tokenize(reference))]
     foreign = [group.text for group in groups if not _connects(group.text) and group.text not in known]
     if not _long_words(foreign) <= _long_words(known) or any(re.search("[0-9,;=]", text) for text in foreign):

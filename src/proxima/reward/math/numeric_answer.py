@@ -94,6 +94,8 @@ def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
 
 def _parse_side(side: Sequence[str]) -> WrittenNumber | None:
     """The number on one side of an equality; None if the side is anything else."""
+    if not any(map(is_digits, side)):
+        return None
     for parse in (_take_fraction, _take_quotient, _take_decimal):
         reader = Reader(side)
         negative = reader.take("-", "+") == "-"

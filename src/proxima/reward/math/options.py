@@ -62,6 +62,7 @@ def chosen_letter(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """The text without fonts, dollars, asterisks, quotes and repeated spaces."""
-    text = "".join(with_single_spaces(without_fonts(tokenize(text))))
+    """The text without fonts, dollars, asterisks, quotes, line ends and repeated spaces."""
+    tokens = [" " if token == "\\\\" else token for token in without_fonts(tokenize(text))]
+    text = "".join(with_single_spaces(tokens))
     return " ".join(text.translate(_QUOTES).split())

@@ -6,11 +6,10 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, required_answer
-from proxima.reward.math.algebra import normalize_reference, why_not_evaluated
+from proxima.reward.math.algebra import why_not_evaluated
 from proxima.reward.math.compare import compare, parse_answer
-from proxima.reward.math.forms import Formula
+from proxima.reward.math.formula import Formula
 from proxima.reward.math.found import FinalAnswer
-from proxima.reward.math.latex import has_dots
 from proxima.reward.math.marked import row_answer
 from proxima.system.user_modules import require_package
 
@@ -86,18 +85,19 @@ class Math(PooledReward):
             return missing
         try:
             formula = row_answer(answer, self.answer_in_box)
-            if not isinstance(parse_answer(formula), Formula):  # most rows of most data: no worker needed
+            parsed = parse_answer(formula)
+            if not isinstance(parsed, Formula):  # most rows of most data: no worker needed
                 return None
         except ValueError as error:
             return str(error)
-        if has_dots(formula):
+        if parsed.has_dots:
             return (
                 "has dots for what is not written: only the same text is right; write the answer out, or remove the row"
             )
         problem = why_not_evaluated(formula, self.max_chars)
         if problem:
             return f"not evaluated: {problem}"
-        arguments = {"answer": normalize_reference(formula)}
+        arguments = {"answer": parsed.normal}
         return Job(grader="math_answer", arguments=arguments, cpu_seconds=self.cpu_seconds)
 
 

@@ -1,8 +1,5 @@
 """Answers that are words, and words in a formula that are no mathematics."""
 
-from functools import lru_cache
-
-from proxima.reward.math.equations import equation_sides
 from proxima.reward.math.latex import (
     FONTS,
     FUNCTIONS,
@@ -13,7 +10,6 @@ from proxima.reward.math.latex import (
     tokenize,
     without_groups,
 )
-from proxima.reward.math.notation import without_range, without_words
 
 _NAMED_GROUPS = FONTS | {r"\begin", r"\end", r"\mathbb", r"\mathcal", r"\mathfrak", r"\mathscr"}
 _IN_FORMULAS = FUNCTIONS | {"infty", "frac", "pi", "or", "and"}
@@ -56,10 +52,3 @@ def is_prose(formula: str) -> bool:
         bare.pop()
     is_sentence = bare.count(" ") > 0 and all(is_word(token) or token in (" ", "'") for token in bare)
     return is_sentence and any(len(word) > 1 for word in words)
-
-
-@lru_cache(maxsize=4096)
-def only_text(formula: str) -> bool:
-    r"""Return True if a row's answer has words that math-verify would drop with all that follows: of `2\text{ hours
-    }30\text{ minutes}` it reads 2. Units, `and`, `or`, names before an equals sign and `where …` are none of them."""
-    return any(without_words(side, "") is None for side in equation_sides(without_range(formula), ""))
