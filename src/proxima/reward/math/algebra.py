@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from proxima.reward.math.equations import equation_sides
 from proxima.reward.math.formula import Formula, plain_formula
 from proxima.reward.math.inequalities import as_same_kind, is_inequality
-from proxima.reward.math.latex import has_dots, is_digits, tokenize
+from proxima.reward.math.latex import has_dots
 from proxima.reward.math.notation import without_range, without_words
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
+_LONG_NUMBER = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
 _BINOMIAL = re.compile(r"binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*(?:\^|[0-9]{6})")
 _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s})]*!")
@@ -48,9 +49,7 @@ def ask_algebra(reference: Formula, answer: Formula, max_chars: int) -> Algebra:
 
 def has_long_number(formula: str) -> bool:
     """Return True for a run of more than 400 digits."""
-    if len(formula) <= _MAX_DIGITS:
-        return False
-    return any(len(token) > _MAX_DIGITS and is_digits(token) for token in tokenize(formula))
+    return _LONG_NUMBER.search(formula) is not None
 
 
 def why_not_evaluated(formula: str, max_chars: int) -> str | None:

@@ -59,6 +59,8 @@ class Formula:
     @cached_property
     def operations(self) -> frozenset[str]:
         """What is left to do: an integral, a sum or product over an index, a limit, a derivative."""
+        if not any(sign in self.latex for sign in (*_UNFINISHED, r"\frac")):
+            return frozenset()
         tokens = tokenize(self.latex)
         operations = {_UNFINISHED[token] for token in tokens if token in _UNFINISHED}
         if any(token == r"\frac" and _is_derivative(Reader(tokens, i + 1)) for i, token in enumerate(tokens)):

@@ -182,9 +182,6 @@ def without_fonts(tokens: Sequence[str]) -> list[str]:
 
 def with_single_spaces(tokens: Sequence[str]) -> list[str]:
     r"""The tokens with one space for any spacing, and none for `\!`."""
-    kinds = set(tokens)
-    if SPACING.isdisjoint(kinds) and not any(token.isspace() and token != " " for token in kinds):
-        return strip_tokens(tokens, (" ",))
     single: list[str] = []
     for token in _glued(tokens):
         if token not in SPACING and not token.isspace():

@@ -10,13 +10,16 @@ from proxima.reward.math.latex import (
     tokenize,
     without_groups,
 )
+from proxima.reward.math.numeric_answer import MAX_CHARS
 
 _NAMED_GROUPS = FONTS | {r"\begin", r"\end", r"\mathbb", r"\mathcal", r"\mathfrak", r"\mathscr"}
 _IN_FORMULAS = FUNCTIONS | {"infty", "frac", "pi", "or", "and"}
 
 
 def normalize_words(formula: str) -> str:
-    """The text in lower case and without typesetting; see `plain_text`."""
+    """The text in lower case and without typesetting, see `plain_text`; empty for over 4,000 characters."""
+    if len(formula) > MAX_CHARS:
+        return ""
     return " ".join(plain_text(formula).casefold().split())
 
 
