@@ -2,10 +2,21 @@ r"""Rewards that read a mathematical answer from a text, and the parsing that th
 
     marked           the contents of `\boxed{…}` or of a tag, and the numbers of a text; `boxed`, `gsm8k`
     numbers          `number`, `accuracy_1_5_2`: the rewards that compare numbers and text only
+    symbolic         `math`: the reward; what needs algebra is decided by math-verify in a worker process
+
+An answer is found in a text, parsed into its normal form, and compared:
+
+    found            the final answer of a text: marked, after `answer is`, or the last formula
+    forms, formula   the normal forms: number, option, words, solutions of inequalities, formula
+    compare          parses the row's answer into its form; all rules of what equals it
+    latex            LaTeX as tokens; the one list of fonts, functions, spacing and dots
     numeric_answer   one number as people write it: thousands, units, percent, mixed fractions
-    answer_text      an unmarked answer; answers that are words, equations or options (`B`, `\textbf{(B)}\ 12`)
-    notation         upright constants, signs, sets and inequalities in one notation; the words in a formula
-    symbolic         `math`: numbers and words here, formulas by math-verify in a worker process
+    arithmetic       the value of plain arithmetic, for the sides of an equality
+    equations        sides of equalities, and the names on the left of them
+    options, words   `B`, `\textbf{(B)}\ 12`; `even`, `\text{no solution}`
+    notation         upright constants, signs and sets in one notation; the words in a formula
+    inequalities     the set of their solutions
+    algebra          what math-verify is asked, and what it may evaluate
 
 Imports: stdlib, `proxima.data`, `proxima.reward.base`. `evaluation` and `prepare` also use `marked`.
 """

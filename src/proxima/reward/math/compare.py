@@ -88,16 +88,16 @@ def _is_option(reference: Choice, answer: str, final: FinalAnswer, question: str
 
 def _is_formula(reference: Formula, final: FinalAnswer, words: bool = True) -> bool | Algebra:
     """By the text; then by algebra, unless dots or words leave open what is meant."""
-    found = [Formula(text) for text in final.formulas()[:1]]
-    written = [Formula(text) for text in final.words()] if words else []
-    if any(formula.compact == reference.compact is not None for formula in (*found, *written)):
+    found = final.formulas()[:1]
+    texts = dict.fromkeys([*found, *final.words()] if words else found)
+    if any(Formula(text).compact == reference.compact is not None for text in texts):
         return True
     if reference.has_dots or reference.is_only_text:
         return False
-    if reference.is_equation and not any("=" in formula.latex for formula in found):
+    answer = without_period(found[0]) if found else ""
+    if reference.is_equation and "=" not in answer:
         return False
-    answer = Formula(without_period(found[0].latex)) if found else Formula("")
-    return ask_algebra(reference, answer, final.max_chars)
+    return ask_algebra(reference, Formula(answer), final.max_chars)
 
 
 def without_period(formula: str) -> str:

@@ -103,8 +103,9 @@ def _with_bare_connectors(tokens: Sequence[str]) -> list[str]:
     bare: list[str] = []
     end = 0
     for group in font_groups(tokens):
-        word = group.text.strip(" \t\n,;~")
-        if word in ("or", "and") or group.text.strip() in _COMMA:
+        text = "".join(with_single_spaces(tokenize(group.text)))
+        word = text.strip(" ,;")
+        if word in ("or", "and") or text in _COMMA:
             bare += [*tokens[end : group.command], " ", word or ",", " "]
             end = group.closing + 1
     return [*bare, *tokens[end:]]

@@ -1,6 +1,6 @@
 r"""LaTeX as tokens, and the one list of each kind of names: fonts, spacing, functions, dots, signs.
 
-A token is a command (`\frac`), a run of letters, of digits or of white space, three dots, or any other character. The
+A token is a command (`\frac`), a run of letters, of digits or of white space, `...`, `{,}` or any other character. The
 tokens of a text, joined, are the text, but for a backslash too many. Everything here takes linear time.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # 25^\circC is a common slip for 25^\circ C
-_TOKEN = re.compile(r"\\(?:circ(?=[A-Za-z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.\.\.|\s+|.", re.DOTALL)
+_TOKEN = re.compile(r"\\(?:circ(?=[A-Za-z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.\.\.|\{,\}|\s+|.", re.DOTALL)
 _BACKSLASH_TOO_MANY = re.compile(r"\\\\(?=[A-Za-z{}%$,;:!])")
 
 
@@ -128,18 +128,17 @@ def font_groups(tokens: Sequence[str]) -> list[Group]:
 def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[Group]:
     """The groups behind these commands in which there are no further braces, from left to right."""
     groups: list[Group] = []
-    command = opening = None
+    before = command = None  # positions of the last token that is no space, and of the command of the open group
+    opening = 0
     for i, token in enumerate(tokens):
-        if is_wanted(token):
-            command = i
-            opening = None
-        elif token == "{" and command is not None and opening is None:
+        if token == "{":
             opening = i
-        elif token == "}" and command is not None and opening is not None:
+            command = before if before is not None and is_wanted(tokens[before]) else None
+        elif token == "}" and command is not None:
             groups.append(Group(command, i, "".join(tokens[opening + 1 : i])))
             command = None
-        elif token in ("{", "}") or (opening is None and not token.isspace()):
-            command = None
+        if not token.isspace():
+            before = i
     return groups
 
 
@@ -203,7 +202,16 @@ def unfonted(text: str) -> str:
     return "".join(without_fonts(tokenize(text)))
 
 
-_PLAIN = {r"\$": "$", r"\%": "%", "\u2212": "-", r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac"}
+_PLAIN = {
+    r"\$": "$",
+    r"\%": "%",
+    "\u2212": "-",
+    "–": "-",
+    "{,}": ",",
+    r"\dfrac": r"\frac",
+    r"\tfrac": r"\frac",
+    r"\cfrac": r"\frac",
+}
 _PAIRS = {"$": "$", r"\(": r"\)", r"\[": r"\]", "(": ")", "{": "}"}
 Rules = dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]]
 
@@ -255,8 +263,6 @@ _PLAIN_RULES = rules(
         ("°",): _DEGREES,
         (r"\degree",): _DEGREES,
         (r"\degrees",): _DEGREES,
-        ("{", ",", "}"): (",",),
-        (" ", "–", " "): (" ", "-", " "),
     }
 )
 
