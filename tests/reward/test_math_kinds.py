@@ -347,6 +347,47 @@ WRONG["dots"] = rows(r"""
 \{1,2,3\}: \boxed{\{1,2,\ldots,3\}} | \boxed{1, 2, 3, \ldots}
 """)
 
+# A text that was escaped twice: math-verify takes `\\frac` for `\frac`, and so the words behind `\\text` count too
+RIGHT["doubled backslashes"] = rows(r"""
+\\frac{1}{3}: \boxed{\frac{1}{3}} | \boxed{\\frac{1}{3}} | \boxed{0.\\overline{3}}
+61: \boxed{61\\text{ cm}^2} | \boxed{61^\\circ} | \boxed{122/2 = \\textbf{61}}
+1000: \boxed{1\\,000}
+50\\%: \boxed{0.5} | \boxed{50\%}
+\\text{even}: \boxed{\\textbf{ Even }} | Answer: even
+2\\sqrt{3}: \boxed{\\sqrt{12}\\text{ cm}} | \boxed{2\sqrt{3}}
+1-\\frac{1}{\\mathrm{e}}: \boxed{1-e^{-1}}
+\\{1,2\\}: \boxed{\{2,1\}}
+\\textbf{(C)}\\ 2\\sqrt{3}: \boxed{C} | \boxed{\sqrt{12}}
+\\left[0,5\\right): \boxed{0 \\le x < 5} | \boxed{0 \le x < 5}
+\begin{pmatrix}1\\x\end{pmatrix}: \boxed{\begin{pmatrix}1 \\ x\end{pmatrix}}
+""")
+WRONG["doubled backslashes"] = rows(r"""
+1-\\frac{1}{\\mathrm{e}}: \boxed{1}
+2\sqrt{3}: \boxed{2\\sqrt{3}\\text{, 5}} | \boxed{2\\sqrt{3}\\text{m}\\sqrt{7}} | \boxed{2\\sqrt{3}\\ldots}
+\sqrt{2}: \boxed{\\sqrt{2}\\text{ or maybe }\\sqrt{3}} | \boxed{\\sqrt{2}\\text{ with }\\sqrt{3}}
+x=1 \\text{ or } x=2: \boxed{x=2}
+1, 2, \\ldots, n: \boxed{2} | \boxed{1, 2}
+""")
+RIGHT["spacing and fonts"] = rows(r"""
+p-q: \boxed{p - q} | \boxed{-q+p}
+merry-go-round: \boxed{\text{Merry-go-round}}
+-5: \boxed{–5}
+300000: \boxed{3 ~\cdot 10^{5}} | \boxed{3\;\times\,10^{ 5 }}
+25\%: \boxed{25\, \%}
+61: \boxed{{\bf 61}} | \boxed{61\operatorname{cm}} | \boxed{61\,\;\text{cm}}
+\frac{1}{2}: \boxed{\frac{\displaystyle 1}{2}} | \boxed{1\displaystyle /2} | \boxed{\frac{1}{\,2}}
+\text{Yes}: \boxed{\tt{Yes}} | \boxed{\text{\displaystyle Yes}}
+B: \boxed{\left(B\right)}
+(-\infty,-5)\cup(5,\infty): \boxed{x<-5\text{\, or }x>5}
+\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}: \boxed{\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}}
+""")
+WRONG["spacing and fonts"] = rows(r"""
+p-q: \boxed{p + q} | \boxed{q-p}
+-5: \boxed{5} | \boxed{4–9}
+\frac{1}{2}: \boxed{1\displaystyle 2} | \boxed{\frac{1}{\,3}}
+B: \boxed{\left(C\right)}
+""")
+
 VERDICTS = [(kind, *row, True) for kind, table in RIGHT.items() for row in table]
 VERDICTS += [(kind, *row, False) for kind, table in WRONG.items() for row in table]
 
