@@ -379,11 +379,14 @@ merry-go-round: \boxed{\text{Merry-go-round}}
 \text{Yes}: \boxed{\tt{Yes}} | \boxed{\text{\displaystyle Yes}}
 B: \boxed{\left(B\right)}
 (-\infty,-5)\cup(5,\infty): \boxed{x<-5\text{\, or }x>5}
+[0,2000]: \boxed{0 \le x \le 2{,}000} | \boxed{[0, 2{,}000]}
+1000\pi: \boxed{1{,}000\pi} | \boxed{x = 1{,}000\pi}
 \begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}: \boxed{\begin{pmatrix} -\frac13 \\ \frac23 \end{pmatrix}}
 """)
 WRONG["spacing and fonts"] = rows(r"""
 p-q: \boxed{p + q} | \boxed{q-p}
 -5: \boxed{5} | \boxed{4–9}
+1000\pi: \boxed{1{,}00\pi} | \boxed{1{,}001\pi}
 \frac{1}{2}: \boxed{1\displaystyle 2} | \boxed{\frac{1}{\,3}}
 B: \boxed{\left(C\right)}
 """)

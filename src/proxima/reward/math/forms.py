@@ -44,12 +44,31 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Solutions:
-    r"""The values of an unknown, as intervals in LaTeX: `[2,5]`, `(-\infty,2]\cup[3,\infty)`.
+class Interval:
+    r"""The values from `low` to `high`, in LaTeX; None: without an end. `closed`: which ends belong to it."""
 
-    Args:
-        unknown: the letter; empty for a set without one.
-    """
+    low: str | None = None
+    high: str | None = None
+    closed: tuple[bool, bool] = (False, False)
+
+    @property
+    def latex(self) -> str:
+        left = "[" if self.closed[0] and self.low else "("
+        right = "]" if self.closed[1] and self.high else ")"
+        low = self.low or r"-\infty"
+        high = self.high or r"\infty"
+        return f"{left}{low},{high}{right}"
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """The values of an unknown for which inequalities hold: all in the intervals, without the excluded ones."""
 
     unknown: str
-    values: str
+    intervals: tuple[Interval, ...]
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def latex(self) -> str:
+        union = r"\cup".join(interval.latex for interval in self.intervals)
+        return rf"{union}\setminus\{{{','.join(self.excluded)}\}}" if self.excluded else union

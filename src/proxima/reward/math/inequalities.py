@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from proxima.reward.math.forms import Solutions
+from proxima.reward.math.forms import Interval, Solutions
 from proxima.reward.math.latex import (
     Reader,
     font_groups,
@@ -40,13 +40,14 @@ def as_same_kind(answer: str, reference: str) -> tuple[str, str]:
     if not (is_inequality(answer) or is_inequality(reference)):
         return answer, reference
     union = not _OR.isdisjoint(_with_bare_connectors(tokenize(reference)))
-    of_reference = _solutions(reference, union, "")
-    of_answer = _solutions(answer, union, "" if of_reference and of_reference.unknown else reference)
+    of_reference = _values(reference, union, "")
+    of_answer = _values(answer, union, "" if of_reference and of_reference[0] else reference)
     if of_answer is None or of_reference is None:
         return answer, reference
-    if of_answer.unknown and of_reference.unknown and of_answer.unknown != of_reference.unknown:
+    unknowns = {unknown for unknown, _ in (of_answer, of_reference) if unknown}
+    if len(unknowns) > 1:
         return answer, reference
-    return of_answer.values, of_reference.values
+    return of_answer[1], of_reference[1]
 
 
 def is_inequality(text: str) -> bool:
@@ -57,21 +58,22 @@ def _has_relation(tokens: Sequence[str]) -> bool:
     return not _OPPOSITE.keys().isdisjoint(tokens)
 
 
-def _solutions(text: str, comma_is_or: bool, known: str) -> Solutions | None:
-    """The solutions of inequalities, of `x \\in [2,5]` or, without an unknown, of a set."""
+def _values(text: str, comma_is_or: bool, known: str) -> tuple[str, str] | None:
+    r"""The unknown and its values, of inequalities, of `x \in [2,5]` or, without an unknown, of a set; else None."""
     tokens = tokenize(text)
     if _has_relation(tokens):
-        return inequality_set(text, comma_is_or, known)
+        solutions = solve(text, comma_is_or, known)
+        return None if solutions is None else (solutions.unknown, solutions.latex)
     reader = Reader(tokens)
     reader.skip_spaces()
     name = reader.next
     reader.position += 1
-    unknown = ""
     if (is_letter(name) or is_command(name)) and reader.take(r"\in"):
-        unknown = name
         reader.skip_spaces()
-    values = tokens[reader.position :] if unknown else tokens
-    return Solutions(unknown, "".join(values)) if _is_set(values) else None
+        tokens = tokens[reader.position :]
+    else:
+        name = ""
+    return (name, "".join(tokens)) if _is_set(tokens) else None
 
 
 def _is_set(tokens: Sequence[str]) -> bool:
@@ -81,8 +83,8 @@ def _is_set(tokens: Sequence[str]) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def inequality_set(text: str, comma_is_or: bool, known: str) -> Solutions | None:
-    """The solutions as intervals; None for anything but inequalities of one unknown, which is no letter of `known`."""
+def solve(text: str, comma_is_or: bool, known: str) -> Solutions | None:
+    """The solutions of inequalities of one unknown, which is no letter of `known`; None for anything else."""
     tokens = rewritten(with_single_spaces(_with_bare_connectors(tokenize(text))), _IN_ASCII)
     tokens = _without_builder(strip_tokens(tokens, ("$", ".", " ")))
     alternatives = _split(tokens, _OR)
@@ -93,9 +95,10 @@ def inequality_set(text: str, comma_is_or: bool, known: str) -> Solutions | None
     found = [solutions for solutions in sets if solutions is not None]
     if len(found) < len(sets) or len({solutions.unknown for solutions in found}) != 1:
         return None
-    if len(found) > 1 and any(r"\setminus" in solutions.values for solutions in found):
+    if len(found) > 1 and any(solutions.excluded for solutions in found):
         return None
-    return Solutions(found[0].unknown, r"\cup".join(solutions.values for solutions in found))
+    intervals = tuple(interval for solutions in found for interval in solutions.intervals)
+    return Solutions(found[0].unknown, intervals, found[0].excluded)
 
 
 def _with_bare_connectors(tokens: Sequence[str]) -> list[str]:
@@ -144,20 +147,11 @@ def _split(tokens: Sequence[str], separators: frozenset[str]) -> list[list[str]]
 
 @dataclass(frozen=True)
 class _Condition:
-    r"""`low < x < high`, `\leq` in place of `<` where `closed`, an end of None for infinity; or `x \neq excluded`."""
+    """That an unknown is in an interval, or is not a value."""
 
-    name: str
-    low: str | None = None
-    high: str | None = None
-    closed: tuple[bool, bool] = (False, False)
+    unknown: str
+    interval: Interval
     excluded: str | None = None
-
-    def interval(self) -> str:
-        left = "[" if self.closed[0] and self.low else "("
-        right = "]" if self.closed[1] and self.high else ")"
-        low = self.low or "".join(_MINUS_INFINITY)
-        high = self.high or "".join(_INFINITY)
-        return f"{left}{low},{high}{right}"
 
 
 def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | None:
@@ -165,24 +159,22 @@ def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | No
     conditions: list[_Condition] = []
     for part in [part for parts in _split(tokens, _AND) for part in _split(parts, _COMMA)]:
         if part and conditions and conditions[-1].excluded is not None and not _has_relation(part):
-            conditions.append(_Condition(conditions[-1].name, excluded="".join(part)))  # x \neq 1, 2
+            conditions.append(_Condition(conditions[-1].unknown, Interval(), "".join(part)))  # x \neq 1, 2
             continue
         condition = _condition(part, known)
         if condition is None:
             return None
         conditions.append(condition)
-    unknown = conditions[0].name
-    lows = [condition for condition in conditions if condition.low]
-    highs = [condition for condition in conditions if condition.high]
-    if len(lows) > 1 or len(highs) > 1 or any(condition.name != unknown for condition in conditions):
+    unknown = conditions[0].unknown
+    lows = [condition.interval for condition in conditions if condition.interval.low]
+    highs = [condition.interval for condition in conditions if condition.interval.high]
+    if len(lows) > 1 or len(highs) > 1 or any(condition.unknown != unknown for condition in conditions):
         return None
-    low = lows[0] if lows else _Condition(unknown)
-    high = highs[0] if highs else _Condition(unknown)
-    interval = _Condition(unknown, low.low, high.high, (low.closed[0], high.closed[1])).interval()
-    excluded = [condition.excluded for condition in conditions if condition.excluded is not None]
-    if excluded:
-        return Solutions(unknown, rf"{interval}\setminus\{{{','.join(excluded)}\}}")
-    return Solutions(unknown, interval)
+    low = lows[0] if lows else Interval()
+    high = highs[0] if highs else Interval()
+    interval = Interval(low.low, high.high, (low.closed[0], high.closed[1]))
+    excluded = tuple(condition.excluded for condition in conditions if condition.excluded is not None)
+    return Solutions(unknown, (interval,), excluded)
 
 
 def _condition(tokens: Sequence[str], known: Sequence[str]) -> _Condition | None:
@@ -203,7 +195,7 @@ def _with_one_end(name: list[str], sign: str, end: list[str], known: Sequence[st
     if not _is_unknown(name, known) or _contains(end, name):
         return None
     if sign == r"\neq":
-        return _Condition("".join(name), excluded="".join(end))
+        return _Condition("".join(name), Interval(), "".join(end))
     closed = sign.endswith("eq")
     if _rises(sign):
         return _between(name, _MINUS_INFINITY, end, (False, closed))
@@ -225,12 +217,10 @@ def _between(name: list[str], low: list[str], high: list[str], closed: tuple[boo
     upper = [token for token in high if token not in ("+", " ")]
     if _contains(lower, name) or _contains(upper, name) or lower == _INFINITY or upper == _MINUS_INFINITY:
         return None
-    return _Condition(
-        "".join(name),
-        None if lower == _MINUS_INFINITY else "".join(low),
-        None if upper == _INFINITY else "".join(high),
-        closed,
+    interval = Interval(
+        None if lower == _MINUS_INFINITY else "".join(low), None if upper == _INFINITY else "".join(high), closed
     )
+    return _Condition("".join(name), interval)
 
 
 def _rises(sign: str) -> bool:

@@ -92,7 +92,7 @@ def normalize_formula(formula: str) -> str:
     `\varnothing`, `\{\}` and `\text{the empty set}` become `\emptyset`, `\mathbb{R}` and `\text{all real numbers}`
     the interval from minus to plus infinity.
     """
-    tokens = rewritten(tokenize(formula), _ONE_NOTATION)
+    tokens = _without_commas_of_thousands(rewritten(tokenize(formula), _ONE_NOTATION))
     if is_all_reals(tokens):
         return ALL_REALS
     formula = "".join(_with_imaginary_units_apart(_with_slanted_constants(tokens)))
@@ -103,6 +103,19 @@ def normalize_formula(formula: str) -> str:
     if match:
         return rf"{ALL_REALS}\setminus\{{{re.sub(',? (?:and|or) ', ',', match[1])}\}}"
     return EMPTY_SET if words.casefold() in _EMPTY_IN_WORDS else formula
+
+
+def _without_commas_of_thousands(tokens: list[str]) -> list[str]:
+    """The tokens with `1000` for `1{,}000`, of which math-verify makes two numbers."""
+    if "{,}" not in tokens:
+        return tokens
+    kept = []
+    for i, token in enumerate(tokens):
+        before = "".join(tokens[max(0, i - 1) : i])
+        after = "".join(tokens[i + 1 : i + 2])
+        if token != "{,}" or not is_digits(before) or not is_digits(after) or len(after) != 3:
+            kept.append(token)
+    return kept
 
 
 def is_all_reals(tokens: Sequence[str]) -> bool:
