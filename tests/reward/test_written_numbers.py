@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 from proxima.reward.math.arithmetic import eval_arithmetic
+from proxima.reward.math.latex import tokenize
 from proxima.reward.math.numeric_answer import is_unit, parse_number, same_number
 
 
@@ -169,7 +170,7 @@ def test_decimals_are_compared_at_six_places_and_five_digits(leading, exponent):
     ],
 )
 def test_plain_arithmetic_within_its_bounds(text, value):
-    assert eval_arithmetic(text) == value
+    assert eval_arithmetic(tokenize(text)) == value
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ An answer is found in a text, parsed into its normal form, and compared:
 
     found            the final answer of a text: marked, after `answer is`, or the last formula
     forms, formula   the normal forms: number, option, words, solutions of inequalities, formula
-    compare          parses the row's answer into its form; all rules of what equals it
+    answer_rules     parses the row's answer into its form; all rules of what equals it
     latex            LaTeX as tokens; the one list of fonts, functions, spacing and dots
     numeric_answer   one number as people write it: thousands, units, percent, mixed fractions
     arithmetic       the value of plain arithmetic, for the sides of an equality
     equations        sides of equalities, and the names on the left of them
-    options, words   `B`, `\textbf{(B)}\ 12`; `even`, `\text{no solution}`
+    answer_options   `B`, `\textbf{(B)}\ 12`
+    words            `even`, `\text{no solution}`, and words that are no mathematics
     notation         upright constants, signs and sets in one notation; the words in a formula
     inequalities     the set of their solutions
     algebra          what math-verify is asked, and what it may evaluate

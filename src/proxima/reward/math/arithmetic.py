@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from fractions import Fraction
 
-from proxima.reward.math.latex import Reader, tokenize
+from proxima.reward.math.latex import TokenReader
 
 _MAX_CHARS, _MAX_DEPTH, _MAX_EXPONENT, _MAX_BASE = 200, 30, 99, 10**30
 _TIMES = ("*", r"\times", r"\cdot", "×")
@@ -14,60 +14,56 @@ class _NotArithmetic(Exception):
     pass
 
 
-def eval_arithmetic(side: str) -> Fraction | None:
-    """The value of a sum, product, quotient or small power of plain numbers; None for anything else."""
-    return value_of(tokenize(side))
-
-
-def value_of(tokens: Sequence[str]) -> Fraction | None:
+def eval_arithmetic(tokens: Sequence[str]) -> Fraction | None:
     r"""The value of plain arithmetic, written in LaTeX or not: `54 + 7`, `2^{10}`, `\frac{1}{2} \cdot 6`. None for
     anything else, over 200 characters, brackets over 30 deep, or powers of over 99 or of numbers over 10^30."""
     if sum(map(len, tokens)) > _MAX_CHARS:
         return None
-    parser = _Arithmetic([token for token in tokens if token != "$"])
+    parser = _ArithmeticParser([token for token in tokens if token != "$"])
     try:
-        value = parser.sum()
+        value = parser.read_sum()
     except (_NotArithmetic, ZeroDivisionError):
         return None
     parser.skip_spaces()
     return value if parser.ended else None
 
 
-class _Arithmetic(Reader):
+class _ArithmeticParser(TokenReader):
     depth = 0
 
-    def sum(self) -> Fraction:
-        value = self.product()
+    def read_sum(self) -> Fraction:
+        """The value of all that is left, up to a closing bracket."""
+        value = self._product()
         while sign := self.take("+", "-"):
-            term = self.product()
+            term = self._product()
             value = value + term if sign == "+" else value - term
         return value
 
-    def product(self) -> Fraction:
-        value = self.signed()
+    def _product(self) -> Fraction:
+        value = self._signed()
         while True:
             if self.take(*_TIMES) or self._take_times_as_letter():
-                value *= self.signed()
+                value *= self._signed()
             elif self.take(*_OVER):
-                value /= self.signed()
+                value /= self._signed()
             else:
                 return value
 
-    def signed(self) -> Fraction:
+    def _signed(self) -> Fraction:
         if sign := self.take("+", "-"):
             self._deeper()
-            value = self.signed()
+            value = self._signed()
             self.depth -= 1
             return -value if sign == "-" else value
-        base = self.operand()
+        base = self._operand()
         if not (self.take("^") or self.take_all("*", "*")):
             return base
         self._deeper()
-        exponent = self.signed()
+        exponent = self._signed()
         self.depth -= 1
         return _power(base, exponent)
 
-    def operand(self) -> Fraction:
+    def _operand(self) -> Fraction:
         if self.take("("):
             return self._until(")")
         if self.take("{"):
@@ -90,7 +86,7 @@ class _Arithmetic(Reader):
 
     def _until(self, closing: str) -> Fraction:
         self._deeper()
-        value = self.sum()
+        value = self.read_sum()
         self.depth -= 1
         if not self.take(closing):
             raise _NotArithmetic

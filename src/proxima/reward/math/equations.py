@@ -3,12 +3,12 @@ r"""Equalities: their sides, the names on the left of them (`x`, `f(2)`, `m+n`),
 from collections.abc import Sequence
 
 from proxima.reward.math.latex import (
-    Reader,
+    TokenReader,
     has_dots,
     is_command,
     is_digits,
     is_word,
-    names,
+    listed_names,
     strip_tokens,
     tokenize,
     unfonted,
@@ -16,15 +16,15 @@ from proxima.reward.math.latex import (
 )
 
 _APPROXIMATELY = frozenset({r"\approx", r"\simeq", r"\sim", r"\doteq", "≈"})
-DOUBTS = names(
+DOUBTS = listed_names(
     "maybe perhaps possibly probably alternatively otherwise either neither nor unless versus not unsure uncertain"
     " guess wrong incorrect false"
 )
-_IN_NAMES = frozenset("-+*/(){}|' ") | names(
+_IN_NAMES = frozenset("-+*/(){}|' ") | listed_names(
     r"\cdot \times \frac \angle \overline \vec \alpha \beta \gamma \delta \theta \lambda \mu \phi \varphi \omega"
     r" \sigma \rho \tau"
 )
-_ASIDE = names("or and not if is so but")
+_ASIDE = listed_names("or and not if is so but")
 _OPERATORS = frozenset("-+*/^<>")
 _SEVERAL = frozenset({",", ";", "<", ">", r"\le", r"\leq", r"\ge", r"\geq", r"\ne", r"\neq"})
 
@@ -47,15 +47,11 @@ def is_equality_sign(tokens: Sequence[str], i: int) -> bool:
     return before not in ("<", ">", "!", ":") and after != "="
 
 
-def is_name(side: str) -> bool:
-    """Return True if the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
-    return names_quantity(tokenize(side))
-
-
 def names_quantity(side: Sequence[str]) -> bool:
+    """Return True if the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
     if is_one_name(side):
         return not has_doubts(side)
-    reader = Reader(side)
+    reader = TokenReader(side)
     letters = False
     while not reader.ended:
         if is_word(reader.next) and len(reader.next) <= 3 and reader.next not in _ASIDE:
@@ -71,7 +67,7 @@ def names_quantity(side: Sequence[str]) -> bool:
 
 def is_one_name(side: Sequence[str]) -> bool:
     """A letter, a command, several capitals (`AB`), an angle or words, also with an index, primes and an argument."""
-    reader = Reader(side)
+    reader = TokenReader(side)
     first = reader.next
     reader.position += 1
     if (first == "m" and reader.take(r"\angle")) or first == r"\angle":
@@ -90,7 +86,7 @@ def is_one_name(side: Sequence[str]) -> bool:
     return reader.ended or _take_argument(reader)
 
 
-def _take_argument(reader: Reader) -> bool:
+def _take_argument(reader: TokenReader) -> bool:
     """All that is left, as the argument of a function: `(2)`, `(x, y)`."""
     if not reader.take("("):
         return False
@@ -116,7 +112,7 @@ def is_quantity(side: Sequence[str]) -> bool:
     opening = max((i for i, token in enumerate(side[: found[0]]) if token == "_"), default=None)
     if opening is None:
         return False
-    reader = Reader(side, opening)
+    reader = TokenReader(side, opening)
     if not reader.take_index() or found[-1] >= reader.position:
         return False
     while reader.take("'"):

@@ -1,4 +1,4 @@
-r"""The normal forms of an answer. A row's answer is parsed into one of them, and `compare` says what equals it."""
+r"""The normal forms of an answer. A row's answer is parsed into one of them, and `answer_rules` says what equals it."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,14 +37,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Words:
-    """Words in lower case, without typesetting, with single spaces."""
+class WordAnswer:
+    """WordAnswer in lower case, without typesetting, with single spaces."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Interval:
+class SolutionInterval:
     r"""The values from `low` to `high`, in LaTeX; None: without an end. `closed`: which ends belong to it."""
 
     low: str | None = None
@@ -53,6 +53,7 @@ class Interval:
 
     @property
     def latex(self) -> str:
+        """`[2,5)`; the ends that are None as infinity."""
         left = "[" if self.closed[0] and self.low else "("
         right = "]" if self.closed[1] and self.high else ")"
         low = self.low or r"-\infty"
@@ -65,10 +66,11 @@ class Solutions:
     """The values of an unknown for which inequalities hold: all in the intervals, without the excluded ones."""
 
     unknown: str
-    intervals: tuple[Interval, ...]
+    intervals: tuple[SolutionInterval, ...]
     excluded: tuple[str, ...] = ()
 
     @property
     def latex(self) -> str:
+        r"""The union of the intervals, without the excluded values: `(-\infty,\infty)\setminus\{1,2\}`."""
         union = r"\cup".join(interval.latex for interval in self.intervals)
         return rf"{union}\setminus\{{{','.join(self.excluded)}\}}" if self.excluded else union

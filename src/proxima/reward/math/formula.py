@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from proxima.reward.math.equations import equation_sides, is_equation
-from proxima.reward.math.latex import Reader, has_dots, tokenize
+from proxima.reward.math.latex import TokenReader, has_dots, tokenize
 from proxima.reward.math.notation import compact_text, normalize_formula, without_range, without_words
 
 _UNFINISHED = {
@@ -44,10 +44,12 @@ class Formula:
 
     @cached_property
     def has_dots(self) -> bool:
+        """True if it has dots for what is not written."""
         return has_dots(self.latex)
 
     @cached_property
     def is_equation(self) -> bool:
+        """True for `x+y = 5`, and not for a value with a name."""
         return is_equation(self.latex)
 
     @cached_property
@@ -63,18 +65,19 @@ class Formula:
             return frozenset()
         tokens = tokenize(self.latex)
         operations = {_UNFINISHED[token] for token in tokens if token in _UNFINISHED}
-        if any(token == r"\frac" and _is_derivative(Reader(tokens, i + 1)) for i, token in enumerate(tokens)):
+        if any(token == r"\frac" and _is_derivative(TokenReader(tokens, i + 1)) for i, token in enumerate(tokens)):
             operations.add("derivative")
         return frozenset(operations)
 
 
 def plain_formula(normal: str) -> str:
+    """A formula in one notation without its unit and fonts, unless a word names its value."""
     if "=" in normal:
         return normal
     return without_words(normal, normal) or normal
 
 
-def _is_derivative(reader: Reader) -> bool:
+def _is_derivative(reader: TokenReader) -> bool:
     r"""Return True for `{d}{dx}` and `{\partial}{\partial x}`."""
     if not (reader.take("{") and reader.take(*_DIFFERENTIALS) and reader.take_all("}", "{")):
         return False

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from proxima.reward.math.forms import Interval, Solutions
+from proxima.reward.math.forms import SolutionInterval, Solutions
 from proxima.reward.math.latex import (
-    Reader,
+    TokenReader,
     font_groups,
     is_command,
     is_letter,
@@ -51,6 +51,7 @@ def as_same_kind(answer: str, reference: str) -> tuple[str, str]:
 
 
 def is_inequality(text: str) -> bool:
+    """Return True for a text with one of `<`, `>`, `\\leq`, `\\geq` and `\\neq`."""
     return _has_relation(tokenize(text))
 
 
@@ -64,7 +65,7 @@ def _values(text: str, comma_is_or: bool, known: str) -> tuple[str, str] | None:
     if _has_relation(tokens):
         solutions = solve(text, comma_is_or, known)
         return None if solutions is None else (solutions.unknown, solutions.latex)
-    reader = Reader(tokens)
+    reader = TokenReader(tokens)
     reader.skip_spaces()
     name = reader.next
     reader.position += 1
@@ -77,7 +78,7 @@ def _values(text: str, comma_is_or: bool, known: str) -> tuple[str, str] | None:
 
 
 def _is_set(tokens: Sequence[str]) -> bool:
-    reader = Reader(tokens)
+    reader = TokenReader(tokens)
     reader.take(r"\left")
     return bool(reader.take("[", "(", r"\emptyset", r"\mathbb"))
 
@@ -150,7 +151,7 @@ class _Condition:
     """That an unknown is in an interval, or is not a value."""
 
     unknown: str
-    interval: Interval
+    interval: SolutionInterval
     excluded: str | None = None
 
 
@@ -159,7 +160,7 @@ def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | No
     conditions: list[_Condition] = []
     for part in [part for parts in _split(tokens, _AND) for part in _split(parts, _COMMA)]:
         if part and conditions and conditions[-1].excluded is not None and not _has_relation(part):
-            conditions.append(_Condition(conditions[-1].unknown, Interval(), "".join(part)))  # x \neq 1, 2
+            conditions.append(_Condition(conditions[-1].unknown, SolutionInterval(), "".join(part)))  # x \neq 1, 2
             continue
         condition = _condition(part, known)
         if condition is None:
@@ -170,9 +171,9 @@ def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | No
     highs = [condition.interval for condition in conditions if condition.interval.high]
     if len(lows) > 1 or len(highs) > 1 or any(condition.unknown != unknown for condition in conditions):
         return None
-    low = lows[0] if lows else Interval()
-    high = highs[0] if highs else Interval()
-    interval = Interval(low.low, high.high, (low.closed[0], high.closed[1]))
+    low = lows[0] if lows else SolutionInterval()
+    high = highs[0] if highs else SolutionInterval()
+    interval = SolutionInterval(low.low, high.high, (low.closed[0], high.closed[1]))
     excluded = tuple(condition.excluded for condition in conditions if condition.excluded is not None)
     return Solutions(unknown, (interval,), excluded)
 
@@ -195,7 +196,7 @@ def _with_one_end(name: list[str], sign: str, end: list[str], known: Sequence[st
     if not _is_unknown(name, known) or _contains(end, name):
         return None
     if sign == r"\neq":
-        return _Condition("".join(name), Interval(), "".join(end))
+        return _Condition("".join(name), SolutionInterval(), "".join(end))
     closed = sign.endswith("eq")
     if _rises(sign):
         return _between(name, _MINUS_INFINITY, end, (False, closed))
@@ -217,7 +218,7 @@ def _between(name: list[str], low: list[str], high: list[str], closed: tuple[boo
     upper = [token for token in high if token not in ("+", " ")]
     if _contains(lower, name) or _contains(upper, name) or lower == _INFINITY or upper == _MINUS_INFINITY:
         return None
-    interval = Interval(
+    interval = SolutionInterval(
         None if lower == _MINUS_INFINITY else "".join(low), None if upper == _INFINITY else "".join(high), closed
     )
     return _Condition("".join(name), interval)
@@ -234,7 +235,7 @@ def _is_unknown(name: list[str], known: Sequence[str]) -> bool:
     groups = font_groups(name)
     if len(groups) == 1 and groups[0].command == 0 and groups[0].closing == len(name) - 1:
         return groups[0].text.replace(" ", "").isalpha()
-    reader = Reader(name)
+    reader = TokenReader(name)
     first = reader.next
     reader.position += 1
     if not is_letter(first) and (not is_command(first) or first in _NO_UNKNOWN):

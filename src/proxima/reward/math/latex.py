@@ -13,7 +13,7 @@ _TOKEN = re.compile(r"\\(?:circ(?=[A-Za-z])|[A-Za-z]+\*?|.)?|[A-Za-z]+|[0-9]+|\.
 _BACKSLASH_TOO_MANY = re.compile(r"\\\\(?=[A-Za-z{}%$,;:!])")
 
 
-def names(text: str) -> frozenset[str]:
+def listed_names(text: str) -> frozenset[str]:
     """The names that a text lists, with spaces between."""
     return frozenset(text.split())
 
@@ -40,17 +40,17 @@ DOTS = frozenset(
     | {rf"\dots{kind}" for kind in "bcmio"}
 )
 
-_CIRCULAR = names("sin cos tan cot sec csc ctg tg")
-_HYPERBOLIC = names("sinh cosh tanh coth sech csch sh ch th")
+_CIRCULAR = listed_names("sin cos tan cot sec csc ctg tg")
+_HYPERBOLIC = listed_names("sinh cosh tanh coth sech csch sh ch th")
 FUNCTIONS = (
     _CIRCULAR
     | _HYPERBOLIC
     | {f"{arc}{name}" for arc in ("a", "ar", "arc") for name in _CIRCULAR | _HYPERBOLIC}
-    | names("ln lg log exp sqrt max min inf sup gcd lcm hcf deg mod sgn sign det dim tr rank ker adj")
-    | names("Re Im arg cis erf curl div grad Var Cov Pr")
+    | listed_names("ln lg log exp sqrt max min inf sup gcd lcm hcf deg mod sgn sign det dim tr rank ker adj")
+    | listed_names("Re Im arg cis erf curl div grad Var Cov Pr")
 )
 # The functions that LaTeX has a command for
-COMMANDS = names(
+COMMANDS = listed_names(
     "arccos arcsin arctan cos sin tan cot cosh sinh tanh coth arg csc deg det dim exp gcd inf ker lg ln log max min sec"
     " sup"
 )
@@ -69,6 +69,7 @@ def is_word(token: str) -> bool:
 
 
 def is_letter(token: str) -> bool:
+    """Return True for a single letter from A to Z, in either case."""
     return len(token) == 1 and is_word(token)
 
 
@@ -78,6 +79,7 @@ def is_command(token: str) -> bool:
 
 
 def is_digits(token: str) -> bool:
+    """Return True for a run of the digits 0 to 9."""
     return token.isascii() and token.isdigit()
 
 
@@ -111,7 +113,7 @@ def closing_braces(tokens: Sequence[str]) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class Group:
+class BracedGroup:
     r"""`\text{ cm}`: the positions of the command and of the closing brace, and the text between the braces."""
 
     command: int
@@ -119,15 +121,16 @@ class Group:
     text: str
 
 
-def font_groups(tokens: Sequence[str]) -> list[Group]:
+def font_groups(tokens: Sequence[str]) -> list[BracedGroup]:
+    """The groups in a font in which there are no further braces, from left to right."""
     if FONTS.isdisjoint(tokens):
         return []
     return groups_of(tokens, FONTS.__contains__)
 
 
-def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[Group]:
+def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[BracedGroup]:
     """The groups behind these commands in which there are no further braces, from left to right."""
-    groups: list[Group] = []
+    groups: list[BracedGroup] = []
     before = command = None  # positions of the last token that is no space, and of the command of the open group
     opening = 0
     for i, token in enumerate(tokens):
@@ -135,14 +138,16 @@ def groups_of(tokens: Sequence[str], is_wanted: Callable[[str], bool]) -> list[G
             opening = i
             command = before if before is not None and is_wanted(tokens[before]) else None
         elif token == "}" and command is not None:
-            groups.append(Group(command, i, "".join(tokens[opening + 1 : i])))
+            groups.append(BracedGroup(command, i, "".join(tokens[opening + 1 : i])))
             command = None
         if not token.isspace():
             before = i
     return groups
 
 
-def with_replaced_groups(tokens: Sequence[str], groups: Sequence[Group], replacements: Sequence[str | None]) -> str:
+def with_replaced_groups(
+    tokens: Sequence[str], groups: Sequence[BracedGroup], replacements: Sequence[str | None]
+) -> str:
     """The text with a replacement for each of the groups; None: as it is."""
     text = ""
     end = 0
@@ -153,7 +158,7 @@ def with_replaced_groups(tokens: Sequence[str], groups: Sequence[Group], replace
     return text + "".join(tokens[end:])
 
 
-def without_groups(tokens: Sequence[str], groups: Sequence[Group]) -> str:
+def without_groups(tokens: Sequence[str], groups: Sequence[BracedGroup]) -> str:
     """The text with a space in place of each of the groups."""
     return with_replaced_groups(tokens, groups, [" "] * len(groups))
 
@@ -321,7 +326,7 @@ def _without_outer_brackets(tokens: list[str]) -> list[str]:
         tokens = inside
 
 
-class Reader:
+class TokenReader:
     """Reads tokens from left to right; the parsers take from it what they know."""
 
     def __init__(self, tokens: Sequence[str], position: int = 0) -> None:
@@ -335,13 +340,16 @@ class Reader:
 
     @property
     def ended(self) -> bool:
+        """True if no token is left."""
         return self.position >= len(self.tokens)
 
     def ahead(self, count: int) -> str:
+        """The token `count` tokens behind the next one; empty after the end."""
         at = self.position + count
         return self.tokens[at] if at < len(self.tokens) else ""
 
     def skip_spaces(self) -> None:
+        """Take all spaces that come next."""
         tokens = self.tokens
         while self.position < len(tokens) and tokens[self.position].isspace():
             self.position += 1

@@ -12,12 +12,12 @@ from proxima.reward.math.latex import (
     FUNCTIONS,
     SWITCHES,
     TEXT_FONTS,
-    Reader,
+    TokenReader,
     font_groups,
     is_digits,
     is_letter,
     is_word,
-    names,
+    listed_names,
     plain_tokens,
     rewritten,
     rules,
@@ -131,7 +131,7 @@ def _with_slanted_constants(tokens: Sequence[str]) -> list[str]:
     if _UPRIGHT.isdisjoint(tokens):
         return list(tokens)
     slanted: list[str] = []
-    reader = Reader(tokens)
+    reader = TokenReader(tokens)
     while not reader.ended:
         start = reader.position
         grouped = reader.next == "{"
@@ -152,7 +152,7 @@ def _with_slanted_constants(tokens: Sequence[str]) -> list[str]:
     return slanted
 
 
-def _take_upright(reader: Reader) -> str | None:
+def _take_upright(reader: TokenReader) -> str | None:
     grouped = reader.take("{")
     if not reader.take(*(SWITCHES - BOLD if grouped else _UPRIGHT)):
         return None
@@ -203,10 +203,10 @@ def compact_text(formula: str) -> str | None:
     return "".join(compact) or None
 
 
-_IN_RANGES = frozenset((*",<>=$~()", "\\ ")) | names(
+_IN_RANGES = frozenset((*",<>=$~()", "\\ ")) | listed_names(
     r"\in \leq \geq \neq \ldots \, \; \: \quad \mathbb \mathbf \Z \N \R \Q \C"
 )
-_QUALIFIERS = names(
+_QUALIFIERS = listed_names(
     "all any every some each integer integers real reals number numbers constant constants arbitrary natural positive"
     " negative nonnegative non is a an are the being and in of integration where for with value values whole complex"
     " rational"
@@ -230,7 +230,7 @@ def _is_range(words: str, rest: Sequence[str]) -> bool:
     named = words.replace(",", " ").replace(".", " ").split()
     if not all(word in _QUALIFIERS or is_letter(word) for word in named):
         return False
-    reader = Reader(tokenize(without_groups(rest, groups)))
+    reader = TokenReader(tokenize(without_groups(rest, groups)))
     while not reader.ended:
         token = reader.next
         if token.isspace() or is_word(token) or is_digits(token) or token in _IN_RANGES:
@@ -240,7 +240,7 @@ def _is_range(words: str, rest: Sequence[str]) -> bool:
     return True
 
 
-def _take_number_set(reader: Reader) -> bool:
+def _take_number_set(reader: TokenReader) -> bool:
     r"""What follows `\mathbb`: `{Z}`, `{Z}^+` or `{Z}_{>0}`."""
     if not (reader.take("{") and reader.take("Z", "N", "Q", "R", "C") and reader.take("}")):
         return False

@@ -7,19 +7,19 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from proxima.reward.math.arithmetic import value_of
+from proxima.reward.math.arithmetic import eval_arithmetic
 from proxima.reward.math.equations import DOUBTS, is_one_name, names_quantity, sides_of
 from proxima.reward.math.forms import WrittenNumber
-from proxima.reward.math.latex import Reader, has_dots, is_digits, is_word, names, plain_tokens, tokenize
+from proxima.reward.math.latex import TokenReader, has_dots, is_digits, is_word, listed_names, plain_tokens, tokenize
 
 MAX_CHARS = 4000  # Python parses no integer of over 4,300 digits
 
 _CURRENCIES = ("$", "€", "£", "¥", "₹")
 _TIMES = (r"\times", r"\cdot", "×", "*")
-_SHORT_UNITS = names(
+_SHORT_UNITS = listed_names(
     "m mm cm dm km in ft yd mi g kg mg lb lbs oz s ms h hr hrs l ml cl L mL cL sq cu A V W J N K C F Hz am pm"
 )
-_NO_UNITS = names(
+_NO_UNITS = listed_names(
     "and not but except plus minus times over divided multiplied mod modulo equals percent more less than squared cubed"
     " factorial choose power root sqrt sin cos tan log exp hundred thousand million billion trillion dozen dozens score"
     " half halves third thirds quarter quarters fifth fifths tenth tenths"
@@ -45,7 +45,7 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
     for i, (side, _) in enumerate(others):
         written = "".join(side)
         other = _parse_side(side)
-        value = value_of(side) if other is None else other.value
+        value = eval_arithmetic(side) if other is None else other.value
         if i == 0 and (not side or names_quantity(side) or is_asked(written, question)):
             name = written or None
         elif value is not None:
@@ -97,7 +97,7 @@ def _parse_side(side: Sequence[str]) -> WrittenNumber | None:
     if not any(map(is_digits, side)):
         return None
     for parse in (_take_fraction, _take_quotient, _take_decimal):
-        reader = Reader(side)
+        reader = TokenReader(side)
         negative = reader.take("-", "+") == "-"
         reader.take(*_CURRENCIES)
         negative ^= bool(reader.take("-"))
@@ -119,7 +119,7 @@ class _Impossible:
     """What is written as a number and is none: `1/0`, `3 5/2`, `54 * 10^2`."""
 
 
-def _take_fraction(reader: Reader) -> WrittenNumber | _Impossible | None:
+def _take_fraction(reader: TokenReader) -> WrittenNumber | _Impossible | None:
     r"""`\frac{1}{2}` or `3\frac{1}{2}`."""
     reader.skip_spaces()
     whole = reader.take_digits()
@@ -137,7 +137,7 @@ def _take_fraction(reader: Reader) -> WrittenNumber | _Impossible | None:
     return _quotient(whole, -over if minus else over, under)
 
 
-def _take_quotient(reader: Reader) -> WrittenNumber | _Impossible | None:
+def _take_quotient(reader: TokenReader) -> WrittenNumber | _Impossible | None:
     """`1/2` or `3 1/2`."""
     reader.skip_spaces()
     start = reader.position
@@ -162,7 +162,7 @@ def _quotient(whole: str, over: Fraction, under: Fraction) -> WrittenNumber | _I
     return WrittenNumber(value, finished=value.denominator > 1 or under == 1)
 
 
-def _take_decimal(reader: Reader) -> WrittenNumber | _Impossible | None:
+def _take_decimal(reader: TokenReader) -> WrittenNumber | _Impossible | None:
     r"""`61.0`, `0.\overline{3}`, `3 \times 10^5` or `3e5`."""
     start = reader.position
     value = _decimal(reader)
@@ -188,7 +188,7 @@ def _take_decimal(reader: Reader) -> WrittenNumber | _Impossible | None:
     return WrittenNumber(value, places)
 
 
-def _take_power_of_ten(reader: Reader) -> int | None:
+def _take_power_of_ten(reader: TokenReader) -> int | None:
     r"""The power of `\times 10^{5}`; None, and nothing is taken, without one."""
     start = reader.position
     if reader.take(*_TIMES) and reader.take("10") and reader.take("^"):
@@ -202,7 +202,7 @@ def _take_power_of_ten(reader: Reader) -> int | None:
     return None
 
 
-def _take_exponent(reader: Reader) -> int | None:
+def _take_exponent(reader: TokenReader) -> int | None:
     """The exponent of `3e5`; None, and nothing is taken, without one."""
     start = reader.position
     if reader.next in ("e", "E"):
@@ -218,7 +218,7 @@ def _take_exponent(reader: Reader) -> int | None:
     return None
 
 
-def _decimal(reader: Reader) -> Fraction | None:
+def _decimal(reader: TokenReader) -> Fraction | None:
     """`1234`, `1,234.5`, `1 234` or `.5`; else None."""
     reader.skip_spaces()
     digits = reader.take_digits()
@@ -247,7 +247,7 @@ def is_unit_of(tokens: Sequence[str]) -> bool:
     """Return True for at most five words with spaces, points, dashes or slashes between, squared or cubed, or none."""
     words = 0
     separated = True
-    reader = Reader(tokens)
+    reader = TokenReader(tokens)
     reader.skip_spaces()
     while not reader.ended:
         token = reader.next

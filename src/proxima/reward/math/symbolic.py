@@ -7,7 +7,7 @@ from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.algebra import why_not_evaluated
-from proxima.reward.math.compare import compare, parse_answer
+from proxima.reward.math.answer_rules import compare_answers, parse_answer
 from proxima.reward.math.formula import Formula
 from proxima.reward.math.found import FinalAnswer
 from proxima.reward.math.marked import row_answer
@@ -31,7 +31,7 @@ class Math(PooledReward):
       50 % is 50 and 0.5; decimals of six places or more are compared rounded, to at
       least five significant digits.
     - An option (`B`, `(B)`, `\textbf{(B)}\ 12`): its letter, or what it says. Two letters are wrong.
-    - Words (`\text{even}`, `Monday`): the same words, in any case and font. Several words must be in `\text{…}`.
+    - WordAnswer (`\text{even}`, `Monday`): the same words, in any case and font. Several words must be in `\text{…}`.
     - Anything else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): math-verify must accept every side of an equality. An integral, sum
       or product over an index, limit or derivative is wrong unless the row's answer has one; so are words other than
       a unit, and a run of over 400 digits. `0 \le x < 5` is `[0,5)`, `x \le 2 \text{ or } x \ge 3` is
@@ -73,7 +73,7 @@ class Math(PooledReward):
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer = row_answer(required_answer(prompt, self.kind), self.answer_in_box)
-        verdict = compare(answer, FinalAnswer(completion.text, self.max_chars), _question(prompt))
+        verdict = compare_answers(answer, FinalAnswer(completion.text, self.max_chars), _question(prompt))
         if isinstance(verdict, bool):
             return binary_score(verdict)
         arguments = {"answer": verdict.answer, "texts": list(verdict.texts)}

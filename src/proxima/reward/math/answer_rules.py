@@ -10,18 +10,18 @@ import re
 from functools import lru_cache
 
 from proxima.reward.math.algebra import Algebra, ask_algebra
-from proxima.reward.math.forms import Choice, Words, WrittenNumber
+from proxima.reward.math.answer_options import chosen_letter, parse_choice
+from proxima.reward.math.forms import Choice, WordAnswer, WrittenNumber
 from proxima.reward.math.formula import Formula
 from proxima.reward.math.found import FinalAnswer
 from proxima.reward.math.notation import SETS_IN_WORDS
 from proxima.reward.math.numeric_answer import asked_number, is_sum_of_names, parse_number, same_number
-from proxima.reward.math.options import chosen_letter, parse_choice
 from proxima.reward.math.words import is_prose, normalize_words, parse_words
 
 _POINT = re.compile(r"\s*(?:\\left)?\(.*,", re.DOTALL)  # (1,000) is a point, not a thousand
 
 
-NormalForm = WrittenNumber | Choice | Words | Formula
+NormalForm = WrittenNumber | Choice | WordAnswer | Formula
 
 
 @lru_cache(maxsize=4096)
@@ -38,13 +38,13 @@ def parse_answer(answer: str) -> NormalForm:
         return formula
     words = parse_words(answer)
     if words is not None:
-        return Words(words)
+        return WordAnswer(words)
     if is_prose(answer) and not formula.has_dots:
         raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
     return formula
 
 
-def compare(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
+def compare_answers(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
     """Whether the final answer of a text equals the row's answer, or what to ask math-verify about it.
 
     ValueError if the row's answer is prose, or if evaluating one of them is unbounded.
@@ -56,7 +56,7 @@ def compare(answer: str, final: FinalAnswer, question: str) -> bool | Algebra:
         return _is_number(reference, answer, final, question)
     if isinstance(reference, Choice):
         return _is_option(reference, answer, final, question)
-    if isinstance(reference, Words):
+    if isinstance(reference, WordAnswer):
         return reference.text in map(normalize_words, final.words())
     return _is_formula(reference, final)
 
@@ -83,7 +83,7 @@ def _is_option(reference: Choice, answer: str, final: FinalAnswer, question: str
         return _is_formula(Formula(answer), final, words=False)
     if is_prose(reference.value):
         return normalize_words(reference.value) in map(normalize_words, marked)
-    return compare(reference.value, final, question)
+    return compare_answers(reference.value, final, question)
 
 
 def _is_formula(reference: Formula, final: FinalAnswer, words: bool = True) -> bool | Algebra:
