@@ -72,8 +72,9 @@ _ONE_NOTATION = rules(
 _UPRIGHT = FONTS - BOLD
 _PI = r"\pi"
 _CONSTANTS = {("e",), ("i",), (_PI,), (_PI, "i"), ("i", _PI), (_PI, "e"), ("e", _PI)}
-_REALS = (["\\mathbb", "{", "R", "}"], ["\\mathbf", "{", "R", "}"], ["\\Bbb", "{", "R", "}"])
-_REALS += (["\\mathbb", "R"], ["\\mathbf", "R"], ["\\Bbb", "R"], ["\\R"])
+_REALS = [[r"\R"]] + [
+    [font, *letter] for font in (r"\mathbb", r"\mathbf", r"\Bbb") for letter in (["R"], ["{", "R", "}"])
+]
 _ALL_REALS_IN_WORDS = re.compile(
     r"(?:[a-z] (?:is|can be|=) )?(?:(?:the )?set of (?:all )?|all (?:of )?(?:the )?|any |every )"
     r"real(?:s| numbers?| values?)(?: (?:of )?[a-z])?",
