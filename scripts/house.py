@@ -2,7 +2,7 @@
 
     sizes          a function has at most 80 lines (docstring not counted), a constructor 8 parameters (frozen
                    dataclasses are values and may have more)
-    names          a class, a public function and a module name mean one thing in the whole package
+    names          a class, a public function and a module name mean one thing in their room
     circles        no module imports itself through others
     imports        imports of our own stand at the top of a file, except at the seams of `ALLOWED_LATE_IMPORTS`; blocks
                    `if TYPE_CHECKING`, which hide imports too, are few
@@ -50,13 +50,7 @@ PUBLIC_ROOMS = tuple(
 )
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
-    "engine": "the command, and an engine that is a server",
-    "outcomes": "of completions, and of fields that are `auto`",
     "reward": "the command, and a file that `proxima init` writes",
-    "presets": "every table of presets is in presets.py",
-    "gsm8k": "the task and the reward of one data set",
-    "reasoning_gym": "the task and the reward of one package",
-    "countdown": "the task and the reward of one data set",
     "unirl": "what one peer's numbers and options mean",
     "verl": "what one peer's numbers and options mean",
     "trl": "what one peer's numbers and options mean",
@@ -69,8 +63,6 @@ ALLOWED_FUNCTIONS = {
     "convert_offline": "the protocol of a peer's trainings without rewards",
     "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",
-    "run": "what a spawned process does",
-    "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}
 ALLOWED_LOGIC = {
@@ -261,6 +253,12 @@ def constructor_parameters(node: ast.ClassDef) -> int:
 
 
 def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Yield the names that two modules of a room give to different things."""
+    for room in sorted({module.room for module in modules}):
+        yield from _ambiguous_in_room([module for module in modules if module.room == room])
+
+
+def _ambiguous_in_room(modules: list[Module]) -> Iterator[tuple[str, str]]:
     classes, functions, files = defaultdict(list), defaultdict(list), defaultdict(list)
     for module in modules:
         for node in module.nodes:
@@ -281,8 +279,7 @@ def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
                 places = list({module.name: module for module in places}.values())
             if len(places) > 1 and name not in allowed:
                 where = ", ".join(short(module) for module in places)
-                for room in sorted({module.room for module in places}):
-                    yield room, f"{kind} {name}: {where}"
+                yield places[0].room, f"{kind} {name}: {where}"
 
 
 # circles

@@ -12,7 +12,7 @@ from benchmarks.gpu.forecast import Forecast, kind_here
 from benchmarks.gpu.record import Record, part_options, release
 from benchmarks.gpu.sizes import SMALL, WHOLE, config_of, drawn_model
 from benchmarks.side import clock, device
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data.flow import Prompt
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate

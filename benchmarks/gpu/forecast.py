@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.sizes import Batch, shape_folder
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima_plan.devices import GIB, DeviceKind, Devices, device_kinds, this_machine
 from proxima_plan.engine_settings import EngineSettings
 from proxima_plan.forecast import PlannedRecipe, StepPlan

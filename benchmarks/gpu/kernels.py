@@ -16,7 +16,7 @@ from benchmarks.gpu.record import Record, part_options
 from benchmarks.gpu.sizes import Batch, config_of
 from benchmarks.harness import gemm_rate
 from benchmarks.side import clock, device
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.model.attention import Segments, attend_segments, flash_attention
 from proxima.model.log_prob import token_log_prob

@@ -15,8 +15,8 @@ from benchmarks.gpu.record import Record, earlier, part_options
 from benchmarks.gpu.sizes import SMALL, WHOLE, Batch, config_of, drawn_model
 from benchmarks.harness import gemm_rate
 from benchmarks.side import clock, device
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.model import ModelConfig
+from proxima.config.sections.train import TrainConfig
 from proxima.core import AGGREGATES, SURROGATES
 from proxima.data.trajectory import Trajectory
 from proxima.model.adapters.lora import Lora, attach

@@ -22,7 +22,7 @@ from benchmarks.gpu.record import Record, part_options
 from benchmarks.gpu.schedule import ROOT
 from benchmarks.gpu.sizes import SMALL, WHOLE, config_of, drawn_model, shape_folder
 from benchmarks.side import clock
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineSetup, WeightUpdate

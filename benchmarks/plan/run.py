@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.harness import finish, need_model, parser, table
 from benchmarks.plan.here import SETTINGS, compare_here
 from benchmarks.plan.published import PRIME, ROWS, TITAN, Row
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.model.adapters.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Rates, device_rates, read_devices

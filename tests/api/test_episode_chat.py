@@ -10,7 +10,7 @@ from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_
 from proxima.cli import chat_session
 from proxima.config.resolution import resolve
 from proxima.config.schema import PlayedConfig
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data import UserError
 from proxima.data.flow import Completion, Prompt
 from proxima.engine.protocol import Request, Sampling

@@ -9,7 +9,7 @@ from proxima.config.describe import class_at, fields_of
 from proxima.config.families import FAMILIES, OFFLINE, TRAIN, family_name, family_of_config
 from proxima.config.resolution import resolve
 from proxima.config.schema import EvaluateConfig, RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.offline import OfflineConfig
 from proxima.training.offline.method import OfflineMethod
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import DataConfig
+from proxima.config.sections.data import DataConfig
 from proxima.data.kinds import Slot
 
 TRICKY = ["1e-5", "true", "null", "a: b", "# no comment", "- x", "'", '"', "a\nb", " ", "{x}", "über"]

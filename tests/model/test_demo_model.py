@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config.sections.model_section import model_problem
+from proxima.config.sections.model import model_problem
 from proxima.model import demo_model
 from proxima.model.demo_model import DEMO_MODEL, download_demo_model, is_downloadable
 

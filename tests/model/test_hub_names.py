@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from proxima.cli.main import main
-from proxima.config.sections.model_section import model_problem
+from proxima.config.sections.model import model_problem
 from proxima.data import FieldError
 from proxima.model import files as hub
 from proxima.model.pretrained import load_config, load_tokenizer

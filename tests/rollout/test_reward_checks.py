@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.data_section import DataConfig
+from proxima.config.sections.data import DataConfig
 from proxima.data import FieldError, UserError
 from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward

@@ -11,8 +11,8 @@ from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
-from proxima.config.sections.data_section import longest_completion
-from proxima.config.sections.eval_section import parts_of
+from proxima.config.sections.data import longest_completion
+from proxima.config.sections.eval import parts_of
 from proxima.config.validate import check, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.task.generated import Arithmetic

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import Qwen3MoeConfig
 
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import PlannedRecipe, StepPlan

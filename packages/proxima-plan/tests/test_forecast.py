@@ -6,7 +6,7 @@ import torch
 from transformers import Qwen3NextConfig
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima_plan.devices import device_kinds, nearest_kind, read_devices
 from proxima_plan.forecast import attention_path, memory_of_run, plan_recipe

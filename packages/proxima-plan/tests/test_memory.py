@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.model.parallel.sharding import Sharding
 from proxima.training.optimizer_muon import Muon
 from proxima_plan import memory

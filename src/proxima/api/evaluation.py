@@ -15,7 +15,7 @@ from proxima.config.resolution import Recipe
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import for_any_reader
 from proxima.config.schema import EvaluateConfig
-from proxima.config.sections.model_section import model_problem, refuse_checkpoint
+from proxima.config.sections.model import model_problem, refuse_checkpoint
 from proxima.config.tree import COMMAND_LINE
 from proxima.config.validate import load_recipe
 from proxima.data import UserError

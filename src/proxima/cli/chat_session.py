@@ -18,8 +18,8 @@ from proxima.config.outcomes import engine_dtype
 from proxima.config.problems import one_problem
 from proxima.config.resolution import resolve
 from proxima.config.schema import PlayedConfig, PromptConfig
-from proxima.config.sections.data_section import DataConfig
-from proxima.config.sections.model_section import model_problem, refuse_checkpoint
+from proxima.config.sections.data import DataConfig
+from proxima.config.sections.model import model_problem, refuse_checkpoint
 from proxima.config.validate import fetch_demo_model
 from proxima.data import FieldError, UserError
 from proxima.data.flow import Completion

@@ -18,7 +18,7 @@ from proxima.cli.parameters import CHATS, COMPLETION, PROMPT, TextColumns
 from proxima.config.describe import class_at
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
-from proxima.config.sections.runtime_section import RuntimeConfig
+from proxima.config.sections.runtime import RuntimeConfig
 from proxima.data import FieldError, UserError, require
 from proxima.data.episode import Episode
 from proxima.data.errors import counted

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.model_section import model_problem
+from proxima.config.sections.model import model_problem
 from proxima.config.validate import fetch_demo_model
 from proxima.data.errors import FieldError, within
 from proxima.engine import ENGINES

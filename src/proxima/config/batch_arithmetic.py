@@ -14,8 +14,8 @@ import numpy as np
 from proxima.config.data_here import DataHere
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import few_questions_note, longest_completion, text_notes
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.data import few_questions_note, longest_completion, text_notes
+from proxima.config.sections.offline import OfflineConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.protocol import prompts_factor

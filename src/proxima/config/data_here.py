@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.problems import Problem
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import limits_of, tasks_of
+from proxima.config.sections.data import limits_of, tasks_of
 from proxima.data import FieldErrors, MissingDataError, UserError
 from proxima.task import TASKS
 from proxima.task.held_out_part import SplitTask

@@ -49,14 +49,14 @@ TRAIN = Family(name="train", config="proxima.config.schema:RunConfig")
 OFFLINE = (
     Family(
         name="sft",
-        config="proxima.config.sections.sft_section:SftConfig",
+        config="proxima.config.sections.sft:SftConfig",
         own="sft",
         method="proxima.training.offline.sft_method:SftMethod",
         learning_rate=2e-5,  # as TRL
     ),
     Family(
         name="reward",
-        config="proxima.config.sections.preference_section:RewardModelConfig",
+        config="proxima.config.sections.preference:RewardModelConfig",
         own="reward_model",
         method="proxima.training.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
@@ -64,7 +64,7 @@ OFFLINE = (
     ),
     Family(
         name="dpo",
-        config="proxima.config.sections.preference_section:PreferenceConfig",
+        config="proxima.config.sections.preference:PreferenceConfig",
         own="preference",
         method="proxima.training.offline.preference_method:PreferenceMethod",
         learning_rate=1e-6,  # as TRL

@@ -19,8 +19,8 @@ import torch
 
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
-from proxima.config.sections.data_section import agent_of, environment_class, played_in, tasks_of, world_of
-from proxima.config.sections.placement_section import starts_servers, way_to_placed
+from proxima.config.sections.data import agent_of, environment_class, played_in, tasks_of, world_of
+from proxima.config.sections.placement import starts_servers, way_to_placed
 from proxima.data.errors import FieldError, UserError
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import FastDecoder, supports

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.config.problems import require_plain_folder
-from proxima.config.sections.algorithm_section import RECOMPUTED, AlgorithmConfig
-from proxima.config.sections.critic_section import ModelCritic
-from proxima.config.sections.data_section import DataConfig
-from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.placement_section import Placement
-from proxima.config.sections.runtime_section import Folder, Monitor, RuntimeConfig, View
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.algorithm import RECOMPUTED, AlgorithmConfig
+from proxima.config.sections.critic import ModelCritic
+from proxima.config.sections.data import DataConfig
+from proxima.config.sections.eval import CheckpointConfig, EvalConfig
+from proxima.config.sections.model import ModelConfig
+from proxima.config.sections.placement import Placement
+from proxima.config.sections.runtime import Folder, Monitor, RuntimeConfig, View
+from proxima.config.sections.train import TrainConfig
 from proxima.data.kinds import Slot
 from proxima.engine.protocol import Sampling
 from proxima.rollout.episodes.settings import EpisodeSettings

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.sections.algorithm import AlgorithmConfig
 from proxima.core.surrogate.cppo import Cppo
 from proxima.data import UserError
 from proxima.data.columns import Floats

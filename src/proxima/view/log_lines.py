@@ -15,7 +15,7 @@ from shlex import quote
 from typing import Any, NamedTuple
 
 from proxima.config.outcomes import outcome_lines
-from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
+from proxima.config.sections.placement import STARTED_AGAIN, is_supervised
 from proxima.data.errors import counted
 from proxima.data.flow import Group
 from proxima.data.players import NO_ROLES

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.algorithm_section import check_routed
+from proxima.config.sections.algorithm import check_routed
 from proxima.config.validate import check
 from proxima.data import FieldError
 from tests.engine.helpers import saved

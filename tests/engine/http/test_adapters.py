@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from proxima.config.resolution import resolve
 from proxima.config.schema import RunConfig
-from proxima.config.sections.model_section import adapters_can_be_served
+from proxima.config.sections.model import adapters_can_be_served
 from proxima.data import FieldError, UserError
 from proxima.engine.http.dialect import (
     ADAPTER,

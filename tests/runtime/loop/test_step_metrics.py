@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.runtime.loop import device_figures
 from proxima.runtime.loop.step_review import mean_metrics, rollout_metrics
 from proxima.system.device_memory import PeakMemory

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import proxima
 from proxima.config.resolution import resolve
-from proxima.config.sections.preference_section import PreferenceConfig
+from proxima.config.sections.preference import PreferenceConfig
 from proxima.data import UserError
 from proxima.training.offline import preference_method
 from tests.campaigns import campaign

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from proxima.config.sections.preference_section import RewardModelConfig
+from proxima.config.sections.preference import RewardModelConfig
 from proxima.config.validate import load_recipe
 from proxima.data import UserError
 from proxima.reward.model_reward import ModelReward

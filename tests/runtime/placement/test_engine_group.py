@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve.launch import Serve

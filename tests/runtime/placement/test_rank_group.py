@@ -1,6 +1,6 @@
 import pytest
 
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.ray_supervisor import _not_started, rank_order, rank_variables
 

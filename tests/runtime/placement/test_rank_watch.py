@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxima.config.sections.placement_section import STARTED_BY
+from proxima.config.sections.placement import STARTED_BY
 from proxima.data import UserError
 from proxima.runtime.placement import rank_messages, rank_watch
 from proxima.runtime.placement.rank_messages import (

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster
 from proxima.runtime.placement.ray_cluster import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster as placed_on
 from proxima.runtime.placement import ray_supervisor
@@ -311,7 +311,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
 
 DRIVER = """
 import sys
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.data import UserError
 from proxima.runtime.placement.ray_supervisor import supervise
 arguments = {{"folder": {folder!r}, "acts": []}}

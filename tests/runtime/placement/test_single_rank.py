@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from proxima.config.sections.placement_section import FullSharding, HybridSharding, ReplicatedModel, TorchrunPlacement
+from proxima.config.sections.placement import FullSharding, HybridSharding, ReplicatedModel, TorchrunPlacement
 from tests.runtime.placement.launched import one_by_one, ranked
 
 COMPUTED = ("step", "label", "reward/mean", "accuracy", "length/mean", "loss", "grad_norm", "lr")

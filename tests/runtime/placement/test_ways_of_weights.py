@@ -19,7 +19,7 @@ from proxima.config.outcomes import field_outcomes
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
-from proxima.config.sections.placement_section import engines_can_start
+from proxima.config.sections.placement import engines_can_start
 from proxima.config.validate import require_sound
 from proxima.data import FieldError, within
 from proxima.engine.http.dialect import ServerFacts

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima.runtime.resume.changes import model_hashes
 from proxima.runtime.resume.rewind import RestoredJournal

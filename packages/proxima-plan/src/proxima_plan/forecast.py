@@ -13,8 +13,8 @@ from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lin
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.data_section import longest_of
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.data import longest_of
+from proxima.config.sections.model import ModelConfig
 from proxima.data import FieldError, UserError, require
 from proxima.model.pretrained import resolve_device
 from proxima.task.mix import sources_of

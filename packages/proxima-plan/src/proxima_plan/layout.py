@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import (
+from proxima.config.sections.placement import (
     check_layout,
     engines_can_start,
     launched_ranks,

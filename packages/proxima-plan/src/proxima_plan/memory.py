@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.engine.local.decoder import padded_rows
 from proxima.engine.local.kv_cache import ROUND
 from proxima.model.log_prob import ROWS_ON_CPU, rows_of_logits

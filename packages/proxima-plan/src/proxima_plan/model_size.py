@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.critic_section import ModelCritic
+from proxima.config.sections.critic import ModelCritic
 from proxima.data import UserError
 from proxima.model.adapters.lora import Lora, adapter_parameters
 from proxima.model.pretrained import load_config, load_shape

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.config.batch_arithmetic import ExampleStep, GroupStep
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import longest_completion
+from proxima.config.sections.data import longest_completion
 from proxima.core.proximal import VersionChain
 from proxima.reward import REWARDS
 from proxima_plan.engine_settings import EngineSettings, engine_settings

@@ -30,7 +30,7 @@ from torch import Tensor
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
-from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.sections.algorithm import AlgorithmConfig
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
 from proxima.data import UserError, require

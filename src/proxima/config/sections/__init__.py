@@ -1,11 +1,11 @@
 """The sections of a recipe, one module each: its dataclass, with the bounds of each field, and its checks against other
 sections and this machine.
 
-    model_section      data_section (also the checks of `task`, `reward` and `episode`)     sampling_section (checks)
-    algorithm_section  train_section  eval_section (also `checkpoint`)  critic_section  runtime_section (also `monitor`)
-    placement_section  rollouts_section
-    offline_section    what every run on a fixed data set has; its methods: sft_section, reward_model_section,
-    preference_section
+    model      data (also the checks of `task`, `reward` and `episode`)     sampling (checks)
+    algorithm  train  eval (also `checkpoint`)  critic  runtime (also `monitor`)
+    placement  rollouts
+    offline    what every run on a fixed data set has; its methods: sft,
+    preference
 
 A check is a function whose parameters are the sections that it reads, by their names in a recipe, and `r`, the
 `Resolved` itself, if it reads more. It yields pairs: the path of a field, and what is wrong with its value. It runs if
@@ -19,22 +19,19 @@ and a bound in `__post_init__`. To add a check: the function in its section's mo
 from proxima.data.kinds import Kinds
 
 CRITICS = Kinds(
-    {
-        "head": "proxima.config.sections.critic_section:HeadCritic",
-        "model": "proxima.config.sections.critic_section:ModelCritic",
-    }
+    {"head": "proxima.config.sections.critic:HeadCritic", "model": "proxima.config.sections.critic:ModelCritic"}
 )
 PLACEMENTS = Kinds(
     {
-        "local": "proxima.config.sections.placement_section:LocalPlacement",
-        "ray": "proxima.config.sections.placement_section:RayPlacement",
-        "torchrun": "proxima.config.sections.placement_section:TorchrunPlacement",
+        "local": "proxima.config.sections.placement:LocalPlacement",
+        "ray": "proxima.config.sections.placement:RayPlacement",
+        "torchrun": "proxima.config.sections.placement:TorchrunPlacement",
     }
 )
 SHARDINGS = Kinds(
     {
-        "full": "proxima.config.sections.placement_section:FullSharding",
-        "hybrid": "proxima.config.sections.placement_section:HybridSharding",
-        "replicate": "proxima.config.sections.placement_section:ReplicatedModel",
+        "full": "proxima.config.sections.placement:FullSharding",
+        "hybrid": "proxima.config.sections.placement:HybridSharding",
+        "replicate": "proxima.config.sections.placement:ReplicatedModel",
     }
 )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import tasks_of
-from proxima.config.sections.placement_section import RankPlacement
+from proxima.config.sections.data import tasks_of
+from proxima.config.sections.placement import RankPlacement
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats
 from proxima.engine import ENGINES

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from proxima.config.describe import kind_of
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import RECOMPUTED, DistillationConfig
-from proxima.config.sections.critic_section import HeadCritic, ModelCritic
-from proxima.config.sections.sampling_section import replays_sampling_masks
-from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
+from proxima.config.sections.algorithm import RECOMPUTED, DistillationConfig
+from proxima.config.sections.critic import HeadCritic, ModelCritic
+from proxima.config.sections.sampling import replays_sampling_masks
+from proxima.config.sections.train import OptimizationConfig, TrainConfig
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.hold import DRIFT

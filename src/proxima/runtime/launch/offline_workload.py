@@ -8,7 +8,7 @@ from typing import Any
 from proxima.config.describe import class_at
 from proxima.config.families import Family
 from proxima.config.outcomes import AUTO, Outcome, attention_outcome, unanswered
-from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
+from proxima.config.sections.offline import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError
 from proxima.data.errors import counted
 from proxima.model.compute_thread import ComputeThread

@@ -11,8 +11,8 @@ from proxima.config.batch_arithmetic import group_arithmetic, prompts_and_kept, 
 from proxima.config.describe import setting
 from proxima.config.outcomes import AUTO, Outcome, attention_outcome, decoder_outcome, unanswered
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import AlgorithmConfig
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.algorithm import AlgorithmConfig
+from proxima.config.sections.placement import RayPlacement
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.dropping import Prune
 from proxima.core.selection.protocol import prompts_factor

@@ -13,7 +13,7 @@ from proxima.config.families import family_of_config
 from proxima.config.outcomes import decided_dtypes, outcomes_of, settled, with_values
 from proxima.config.resolved import Resolved, dump
 from proxima.config.schema import RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.offline import OfflineConfig
 from proxima.config.validate import require_proven
 from proxima.data import UserError
 from proxima.model.chat.template_inputs import clock_notes, fixed_clock

@@ -10,8 +10,8 @@ from typing import Any
 from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed, without_roles
-from proxima.config.sections.data_section import (
+from proxima.config.sections.algorithm import DistillationConfig, asks_routers, check_routed, without_roles
+from proxima.config.sections.data import (
     few_questions_note,
     limits_of,
     own_limits,
@@ -20,9 +20,9 @@ from proxima.config.sections.data_section import (
     tasks_of,
     text_notes,
 )
-from proxima.config.sections.eval_section import EvalSetConfig
-from proxima.config.sections.placement_section import RayPlacement
-from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.config.sections.eval import EvalSetConfig
+from proxima.config.sections.placement import RayPlacement
+from proxima.config.sections.sampling import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.data import UserError, require, within
 from proxima.data.flow import Prompt

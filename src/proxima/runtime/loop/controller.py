@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import role_metric_names
+from proxima.config.sections.data import role_metric_names
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric

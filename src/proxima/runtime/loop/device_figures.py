@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from proxima.config.resolved import Resolved
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.model.precision import product_rate
 from proxima.training.stack import TrainStack, UpdateResult
 

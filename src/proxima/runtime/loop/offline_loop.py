@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from proxima.config.sections.data_section import limits_of
-from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
+from proxima.config.sections.data import limits_of
+from proxima.config.sections.offline import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.data.errors import counted
 from proxima.data.flow import Group, Prompt, Score

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from proxima.config.outcomes import Outcome
 from proxima.config.schema import RunConfig
-from proxima.config.sections.eval_section import EvalConfig
-from proxima.config.sections.offline_section import OfflineConfig, OfflineEvalConfig
+from proxima.config.sections.eval import EvalConfig
+from proxima.config.sections.offline import OfflineConfig, OfflineEvalConfig
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health, StoppedWaitingError, stop_waiting
 from proxima.model.compute_thread import ComputeThread, Progress

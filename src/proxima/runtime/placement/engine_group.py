@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.sections.placement_section import RayPlacement, engines_can_start, starts_servers, way_to_placed
+from proxima.config.sections.offline import OfflineConfig
+from proxima.config.sections.placement import RayPlacement, engines_can_start, starts_servers, way_to_placed
 from proxima.data import FieldError, UserError, within
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import KIND, RayPlacement, is_supervised
+from proxima.config.sections.placement import KIND, RayPlacement, is_supervised
 from proxima.data import FieldError
 from proxima.runtime.state.folder import RunFolder
 

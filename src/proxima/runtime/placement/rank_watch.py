@@ -19,7 +19,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
+from proxima.config.sections.placement import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
 from proxima.runtime.placement.rank_listener import RankListener
 from proxima.runtime.placement.rank_messages import (

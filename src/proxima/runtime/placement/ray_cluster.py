@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.data.errors import counted
 from proxima.process.worker import START_SECONDS, JobResult

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.resolved import Resolved
-from proxima.config.sections.placement_section import STARTED_BY, RayPlacement
+from proxima.config.sections.placement import STARTED_BY, RayPlacement
 from proxima.data import UserError
 from proxima.process.exit_status import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan

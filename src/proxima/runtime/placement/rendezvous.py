@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.sections.placement_section import RankPlacement
+from proxima.config.sections.offline import OfflineConfig
+from proxima.config.sections.placement import RankPlacement
 from proxima.data import FieldError, UserError
 from proxima.process.entry import end_with_parent
 from proxima.runtime.loop.training_loop import RunEnded

@@ -18,9 +18,9 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import played_in, sources_in
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.data import played_in, sources_in
+from proxima.config.sections.model import ModelConfig
+from proxima.config.sections.offline import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agent_kinds import asked_kind

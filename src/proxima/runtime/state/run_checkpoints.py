@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from proxima.config.recipe_reader import read_yaml
-from proxima.config.sections.eval_section import CheckpointConfig
+from proxima.config.sections.eval import CheckpointConfig
 from proxima.data import UserError
 from proxima.evaluation.headline import Headline
 from proxima.model.files import base_of, is_adapter

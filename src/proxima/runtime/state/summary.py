@@ -11,7 +11,7 @@ from proxima.config.describe import kind_of
 from proxima.config.outcomes import Outcome
 from proxima.config.presets import ALGORITHMS
 from proxima.config.schema import RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.offline import OfflineConfig
 from proxima.evaluation.headline import Headline
 from proxima.evaluation.held_out import named_sets
 from proxima.model.pretrained import LoadedModel

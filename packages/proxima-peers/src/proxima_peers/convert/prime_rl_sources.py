@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.config.sections.eval_section import RECORD_WORDS
+from proxima.config.sections.eval import RECORD_WORDS
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options, Sourced
 

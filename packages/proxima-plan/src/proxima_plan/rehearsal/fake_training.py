@@ -11,7 +11,7 @@ import torch
 from proxima.config.describe import class_at
 from proxima.config.families import family_name, family_of_config
 from proxima.config.schema import RunConfig
-from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.config.sections.sampling import replays_sampling_masks
 from proxima.core.distillation import Distillation
 from proxima.data.columns import SamplingMask
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory

@@ -16,7 +16,7 @@ from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep, GroupS
 from proxima.config.families import family_name
 from proxima.config.outcomes import decided_on_gpus
 from proxima.config.resolution import resolve
-from proxima.config.sections.data_section import longest_completion
+from proxima.config.sections.data import longest_completion
 from proxima.data import UserError
 from proxima.data.trajectory import Trajectory
 from proxima.model.parallel.sharding import Sharding

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.eval_section import CheckpointConfig
+from proxima.config.sections.eval import CheckpointConfig
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.selection.protocol import prompts_factor

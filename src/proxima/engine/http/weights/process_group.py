@@ -463,7 +463,7 @@ class _StartLine:
             self._opened.set()
             self._complete.set()
 
-    async def opened(self) -> None:
+    async def begun(self) -> None:
         """Return when the sending begins."""
         await self._opened.wait()
 
@@ -472,7 +472,7 @@ class _StartLine:
         self._complete.wait(seconds)
         return {group for group, unready in self._unready.items() if unready}
 
-    def open(self) -> None:
+    def begin(self) -> None:
         """Begin, whoever is not ready. Called in the thread."""
         self._loop.call_soon_threadsafe(self._opened.set)
 
@@ -568,7 +568,7 @@ class _Sending:
 
         async def update() -> AsyncIterator[Mapping[str, Any]]:
             self._start.arrive(group, replica)
-            await self._start.opened()
+            await self._start.begun()
             if group.broken or self._ends[group].done():
                 raise ServerError(replica.url, NAME, "another member failed")
             plan = self.weights.plan if group.gaps else without_gaps(self.weights.plan)
@@ -591,7 +591,7 @@ class _Sending:
         try:
             late = self._start.late(self.weights.seconds / 2)
             hosts = self._hosts(late)
-            self._start.open()
+            self._start.begin()
             if hosts:
                 broadcast(self.weights, hosts, self._ended)
         except OutdatedError as error:

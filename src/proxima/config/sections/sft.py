@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
+from proxima.config.sections.offline import OfflineConfig, SampledEvalConfig
 from proxima.data import require
 from proxima.data.trajectory import Trajectory
 from proxima.task.example_rows import ChatReader

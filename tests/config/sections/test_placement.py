@@ -5,7 +5,7 @@ import pytest
 from proxima.config.families import OFFLINE
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
-from proxima.config.sections.placement_section import (
+from proxima.config.sections.placement import (
     FullSharding,
     LocalPlacement,
     RayPlacement,

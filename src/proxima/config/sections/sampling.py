@@ -5,10 +5,10 @@ from typing import Any
 
 from proxima.config.describe import setting
 from proxima.config.resolved import Findings
-from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_by
-from proxima.config.sections.data_section import longest_of
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.algorithm import AlgorithmConfig, supplied_by
+from proxima.config.sections.data import longest_of
+from proxima.config.sections.model import ModelConfig
+from proxima.config.sections.train import TrainConfig
 from proxima.core.correction.score_centering import ScoreCentering
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling

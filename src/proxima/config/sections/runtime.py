@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from proxima.config.describe import kind_of
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings
-from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_by
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.algorithm import AlgorithmConfig, supplied_by
+from proxima.config.sections.train import TrainConfig
 from proxima.data import require, require_threads
 from proxima.data.kinds import Slot
 from proxima.model.compute_thread import ComputeThread

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.model import ModelConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot

@@ -1,5 +1,5 @@
 """Fields common to all runs on a fixed data set. A method's section and the config of its command are in separate
-modules: `sft_section`, `reward_model_section`, `preference_section`. To add one: see `families`."""
+modules: `sft`, `reward_model`, `preference`. To add one: see `families`."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from proxima.config.problems import require_at_least, require_plain_folder
-from proxima.config.sections.data_section import RowsConfig
-from proxima.config.sections.eval_section import CheckpointConfig, require_evaluations
-from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.placement_section import Placement
-from proxima.config.sections.runtime_section import STALL, Folder, Monitor, View, require_stall_seconds
-from proxima.config.sections.train_section import OptimizationConfig
+from proxima.config.sections.data import RowsConfig
+from proxima.config.sections.eval import CheckpointConfig, require_evaluations
+from proxima.config.sections.model import ModelConfig
+from proxima.config.sections.placement import Placement
+from proxima.config.sections.runtime import STALL, Folder, Monitor, View, require_stall_seconds
+from proxima.config.sections.train import OptimizationConfig
 from proxima.data import require
 from proxima.data.kinds import Slot
 from proxima.data.trajectory import Trajectory

@@ -11,7 +11,7 @@ from proxima.config.builder import Builder
 from proxima.config.describe import fields_of, setting
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.model_section import ModelConfig, model_problem
+from proxima.config.sections.model import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
 from proxima.data import FieldError, UserError, require, within
 from proxima.data.errors import counted

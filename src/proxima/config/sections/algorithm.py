@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.describe import setting
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.data_section import roles_of
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.data import roles_of
+from proxima.config.sections.train import TrainConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.advantage.protocol import Advantage, needs_baseline

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.data_section import role_metric_names
+from proxima.config.sections.data import role_metric_names
 from proxima.data import require
 from proxima.data.errors import suggestion
 from proxima.data.kinds import Kinds, Slot
@@ -58,7 +58,7 @@ class EvalSetConfig:
         return GroupSpec(sampling=self.sampling, completions=self.samples, seed=seed)
 
 
-EVAL_SETS = Kinds({"set": "proxima.config.sections.eval_section:EvalSetConfig"})
+EVAL_SETS = Kinds({"set": "proxima.config.sections.eval:EvalSetConfig"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class EvalConfig:
     metric: Annotated[str | None, "what is reported and kept as best; null: accuracy, or else the mean reward"] = None
     stop_after: Annotated[Plateau | None, "end the run on a plateau of a held-out figure; null: never"] = None
     sets: Annotated[
-        Any, Slot("proxima.config.sections.eval_section:EVAL_SETS", many=True, default="set"), "further, named sets"
+        Any, Slot("proxima.config.sections.eval:EVAL_SETS", many=True, default="set"), "further, named sets"
     ] = ()
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from proxima.config.describe import kind_of, setting
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
-from proxima.config.sections.train_section import OptimizationConfig
+from proxima.config.sections.train import OptimizationConfig
 from proxima.data import FieldError, UserError, require
 from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings
-from proxima.config.sections.model_section import ModelConfig, has_score
-from proxima.config.sections.offline_section import PairConfig
+from proxima.config.sections.model import ModelConfig, has_score
+from proxima.config.sections.offline import PairConfig
 from proxima.core.preference.kto import Kto
 from proxima.data import require
 from proxima.data.columns import LARGEST

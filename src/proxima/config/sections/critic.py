@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings
-from proxima.config.sections.algorithm_section import AGGREGATE, AlgorithmConfig
-from proxima.config.sections.model_section import has_score
-from proxima.config.sections.train_section import TrainConfig
+from proxima.config.sections.algorithm import AGGREGATE, AlgorithmConfig
+from proxima.config.sections.model import has_score
+from proxima.config.sections.train import TrainConfig
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
