@@ -279,7 +279,7 @@ NEED_AN_EXTRA = {
     "proxima.api.metrics_frame": "pandas",
     "proxima.cli.serving": "uvicorn",
     "proxima.model.adapters.merged_lora": "peft",
-    "proxima.reward.server.bounded_server": "uvicorn",
+    "proxima.system.bounded_server": "uvicorn",
     "proxima.reward.server.scorer_app": "starlette",
     "proxima.rollout.episodes.agent_player": "starlette",
     "proxima.rollout.episodes.endpoint": "starlette",

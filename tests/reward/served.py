@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 from proxima.model.compute_thread import ComputeThread
-from proxima.reward.server.bounded_server import BoundedServer
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.system.bounded_server import BoundedServer
 from proxima.system.listening import open_socket
 from tests.reward.make import LONG
 from tests.uvicorn_ticks import quick_ticks

@@ -6,9 +6,10 @@ import random
 from dataclasses import dataclass, field, replace
 
 from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.pending import Pending
 from proxima.engine.protocol import Sampling
 from proxima.rollout.async_collector import AsyncCollector
-from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
+from proxima.rollout.collector import CollectedBatch, Refill, group_age
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.rollout.prompt_limits import DynamicSampling, InFlightLimit
 from proxima.runtime.resume.rewind import RestoredJournal

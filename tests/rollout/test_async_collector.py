@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.rollout.collector import BatchNotFilled, Pending
+from proxima.data.pending import Pending
+from proxima.rollout.collector import BatchNotFilled
 from tests.rollout.async_world import Checkpoint, Engine, Run, Schedule, Source, completion
 from tests.runtime.prompt_rows import consumed_prompts, prompt_rows
 

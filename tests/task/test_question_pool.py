@@ -12,9 +12,10 @@ from proxima.core import AGGREGATES, SURROGATES
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.loss import policy_loss
 from proxima.data.errors import FieldError
+from proxima.data.pending import Judgement
 from proxima.task.prompts import Cursor, PromptSource
 from proxima.task.protocol import Row
-from proxima.task.question_pool import Judgement, PooledQuestions, QuestionPool, SourceFigures, chance_of_both
+from proxima.task.question_pool import PooledQuestions, QuestionPool, SourceFigures, chance_of_both
 from scripts.enumerable_world import EnumerableWorld
 from tests.tiny import tiny_tokenizer
 

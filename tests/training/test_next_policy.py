@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from proxima.data.flow import Completion, Group
+from proxima.data.pending import Pending
 from proxima.data.trajectory import Trajectory
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Capabilities, Health, InFlight, WeightUpdate
 from proxima.model.policy import Policy
-from proxima.rollout.collector import Pending
 from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
 from proxima.training.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from proxima.training.stack import TrainStack

@@ -18,7 +18,7 @@ class Served:
     """A running server: its address, its `Service` and the lines of its log."""
 
     def __init__(self, folder: Path, model: Path, key: str = "", threads: int = 1, **settings: Any) -> None:
-        from proxima.reward.server.bounded_server import BoundedServer
+        from proxima.system.bounded_server import BoundedServer
         from proxima.system.listening import open_socket
         from proxima_tinker.served_settings import Settings
         from proxima_tinker.service import Service

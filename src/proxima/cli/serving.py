@@ -21,10 +21,10 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import load_config, without_progress_bars
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.posting import bearer_token
-from proxima.reward.server.bounded_server import BoundedServer, require_secret
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.watch.interrupt import signals_restored
+from proxima.system.bounded_server import BoundedServer, require_secret
 from proxima.system.listening import open_socket
 from proxima.system.web_requests import is_loopback
 

@@ -5,6 +5,7 @@
     columns        the columns of a token, declared once: dtype, axes, who fills them, whether they are stored; and
                    `SamplingMask`, the ragged one
     episode        the messages of an episode as spans of its tokens
+    pending        groups and prompts held for later steps; what a group says of its question
     players        the roles of an episode, and what each of its players contributed
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from proxima.data.flow import Completion, Group, Prompt
+from proxima.data.pending import Pending
 from proxima.rollout.collector import (
     STALE,
     BatchNotFilled,
     CollectedBatch,
     DrawingCollector,
     History,
-    Pending,
     Refill,
     group_age,
 )

@@ -13,8 +13,9 @@
     secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
     http_clients     all clients of HTTP servers           proxies          never asked for this machine
     listening        a socket that listens
+    bounded_server   uvicorn with bounds on its connections, and a reader of bodies with bounds
 
-Imports: the standard library and `data`'s errors; `http_clients` httpx. Imported by every room but `data`, `core` and
-`process`.
+Imports: the standard library and `data`'s errors; `http_clients` httpx, `bounded_server` uvicorn and starlette.
+Imported by every room but `data`, `core` and `process`.
 To add a helper: a second room needs it, and it knows nothing of either.
 """

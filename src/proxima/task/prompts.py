@@ -17,6 +17,7 @@ from proxima.data.columns import Ints
 from proxima.data.errors import counted
 from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
+from proxima.data.pending import Judgement
 from proxima.data.random import permutation
 from proxima.model.chat.encode import Tokenizer, rendered_text, safe_value
 from proxima.model.chat.template_inputs import unread, unwritten_keys
@@ -24,7 +25,7 @@ from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.model.images.image_store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
-from proxima.task.question_pool import Judgement, PooledQuestions
+from proxima.task.question_pool import PooledQuestions
 
 PREFIX_STEP = 64  # shared prefixes are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import require
+from proxima.data.pending import Judgement
 from proxima.data.random import QUESTION_DRAW, mix
 
 FEWEST = 16.0  # groups of a source, by weight, before anything is said of its questions
@@ -54,22 +55,6 @@ class QuestionPool:
     def __post_init__(self) -> None:
         require(0 < self.least <= 1, "least", self.least, "must be in (0, 1]: a question that is never asked is lost")
         require(0 < self.forget <= 1, "forget", self.forget, "must be in (0, 1]")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What a group says of its question.
-
-    Args:
-        useful: its completions differ.
-        right, wrong: how many of them were rewarded with 1, and with 0; None: there are other rewards.
-        weight: of the question when it was asked.
-    """
-
-    useful: bool
-    right: int | None = None
-    wrong: int | None = None
-    weight: float = 1.0
 
 
 @dataclass

@@ -19,10 +19,10 @@ from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Completion, Group, Key, Prompt, prompt_name
 from proxima.data.outcomes import Outcomes
+from proxima.data.pending import Judgement
 from proxima.data.players import Contribution, contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.data.trajectory import Trajectory
-from proxima.task.question_pool import Judgement
 from proxima.training.episode_tokens import TokenCredit
 from proxima.training.objectives.echo import observation_weights
 from proxima.training.objectives.protocol import TokenStatistics

@@ -20,11 +20,11 @@ from proxima.core.hold import FACTOR, Hold
 from proxima.core.loss import Surrogate
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data.flow import Key
+from proxima.data.pending import Pending
 from proxima.data.trajectory import Trajectory
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
 from proxima.model.policy import Policy
-from proxima.rollout.collector import Pending
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.critic import Critic
 from proxima.training.forward_stage import ForwardStage, LogProbStage

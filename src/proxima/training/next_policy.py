@@ -21,9 +21,9 @@ from proxima.core.proximal import VersionChain
 from proxima.data import UserError
 from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
+from proxima.data.pending import Pending
 from proxima.data.trajectory import Trajectory
 from proxima.engine.protocol import Engine, InFlight, ScoreRequest
-from proxima.rollout.collector import Pending
 
 SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
 ROUNDING = 1e-4  # nats; a sum of float32 steps that differs by less from the whole way was not shortened

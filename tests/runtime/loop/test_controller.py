@@ -10,10 +10,10 @@ import pytest
 
 from proxima.config.resolution import resolve
 from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.pending import Pending
 from proxima.engine.protocol import Capabilities, Health, Sampling
 from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
-from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.rl_workload import device_turns, make_collector, training_groups

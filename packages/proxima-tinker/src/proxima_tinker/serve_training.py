@@ -40,8 +40,8 @@ def serve_training(
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.pretrained import without_progress_bars
     from proxima.reward.posting import bearer_token
-    from proxima.reward.server.bounded_server import BoundedServer, require_secret
     from proxima.runtime.watch.interrupt import signals_restored
+    from proxima.system.bounded_server import BoundedServer, require_secret
     from proxima.system.listening import open_socket
     from proxima_tinker.service import Service
     from proxima_tinker.service_app import READ_SECONDS, ServiceApp

@@ -24,7 +24,7 @@ from proxima.data import UserError, require
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
-from proxima.reward.server.bounded_server import BoundedReader
+from proxima.system.bounded_server import BoundedReader
 from proxima.system.damage import CHECKSUMS
 from proxima.system.full_disk import is_disk_full
 from proxima_tinker.datum import Array

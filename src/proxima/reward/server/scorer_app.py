@@ -21,9 +21,9 @@ from proxima.data.flow import Completion, FinishReason, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import unscored
 from proxima.reward.model_reward import ModelReward
-from proxima.reward.server.bounded_server import BUSY, GONE, BoundedReader, bearer, disconnected
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
+from proxima.system.bounded_server import BUSY, GONE, BoundedReader, bearer, disconnected
 from proxima.system.jsonl import utf8
 
 SLICE_CHARACTERS = 32_768  # about a forward pass of ModelReward.tokens_per_forward

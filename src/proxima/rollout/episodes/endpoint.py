@@ -25,12 +25,12 @@ from starlette.routing import Route
 
 from proxima.data.columns import LARGEST
 from proxima.environment.agents import ListeningAgents
-from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
 from proxima.rollout.episodes.formats.chat import Answer, ApiFormat, ChatMessage, ChatRefused, ChatRequest, Count, Pay
 from proxima.rollout.episodes.formats.completions import ChatCompletions, openai_error
 from proxima.rollout.episodes.formats.messages import Messages
 from proxima.rollout.episodes.formats.responses import Responses, chat_of
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
+from proxima.system.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
 from proxima.system.web_requests import name_in_host
 
 T = TypeVar("T")

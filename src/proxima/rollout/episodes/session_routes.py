@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxima.reward.server.bounded_server import BoundedReader, bearer
 from proxima.rollout.episodes.endpoint import unless_gone
 from proxima.rollout.episodes.formats.chat import ChatRefused
 from proxima.rollout.episodes.formats.completions import openai_error
 from proxima.rollout.episodes.sessions import Session, SessionAgents, checked_reward
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
+from proxima.system.bounded_server import BoundedReader, bearer
 from proxima.system.jsonl import dumps
 from proxima.system.web_requests import name_in_host
 

@@ -18,6 +18,7 @@ from proxima.core.selection.dropping import Prune
 from proxima.core.selection.protocol import prompts_factor
 from proxima.core.selection.stopping import StopRule
 from proxima.data import FieldError
+from proxima.data.pending import Pending
 from proxima.engine.engine_selection import computes_here
 from proxima.engine.executor import Executor
 from proxima.evaluation.held_out import Evaluation
@@ -26,7 +27,7 @@ from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.async_collector import AsyncCollector
-from proxima.rollout.collector import BatchCollector, Collector, Pending, Refill, Reject
+from proxima.rollout.collector import BatchCollector, Collector, Refill, Reject
 from proxima.rollout.episodes.played import EpisodePlayer
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proxima.config.resolved import Resolved, dump
-from proxima.rollout.collector import Pending
+from proxima.data.pending import Pending
 from proxima.runtime.loop.training_loop import Workload, evaluation_is_due, plateau_reached
 from proxima.runtime.resume.changes import Change, check_inputs, check_resume, record_changes, start_notes
 from proxima.runtime.resume.rewind import RestoredJournal, check_journal, rewind_run

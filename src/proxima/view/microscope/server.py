@@ -12,9 +12,9 @@ from pathlib import Path
 
 from proxima.data import UserError
 from proxima.experiments.run_reader import find_runs
-from proxima.reward.server.bounded_server import BoundedServer
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder
+from proxima.system.bounded_server import BoundedServer
 from proxima.system.listening import open_socket
 from proxima.view.microscope import PORT
 from proxima.view.microscope.app import MicroscopeApp

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.outcomes import Outcomes
+from proxima.data.pending import Judgement
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.model.compute_thread import ComputeThread, T
 from proxima.runtime.loop.training_loop import Stopped
@@ -24,7 +25,6 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
-from proxima.task.question_pool import Judgement
 from proxima.training.stack import UpdateResult
 from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times

@@ -14,9 +14,9 @@ from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.selection.protocol import prompts_factor
 from proxima.data import UserError
+from proxima.data.pending import Pending
 from proxima.engine.executor import Executor
 from proxima.reward.base import as_reward
-from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.rl_workload import make_collector
 from proxima.runtime.loop.controller import Controller
