@@ -178,7 +178,7 @@ def make_worlds(
     """Build the world of each task, by the task's path. Tasks with equal environments share the processes.
 
     Args:
-        prompts: the prompts of each task; episodes of the first few are opened as a trial.
+        prompts: the prompts of each task; episodes of the first few are opened as a trial. An agent needs none.
         notes: receives warnings.
 
     Raises:
@@ -192,7 +192,8 @@ def make_worlds(
                 spec = _spec(task)
                 if isinstance(task, PlayedTask):
                     task.prepare()
-                worlds[path] = _world_of(spec, path, prompts[path], model, play, shared, notes)
+                opened = prompts.get(path, ())
+                worlds[path] = _world_of(spec, path, opened, model, play, shared, notes)
     except BaseException:
         for hosts, _ in shared:
             hosts.close()
