@@ -38,6 +38,7 @@ TINY = {  # the options of each
     "vllm_throughput": "--requests 2 --tokens 3",
     "layouts": "--only qwen3_4b_grpo",
     "balance": "--repeats 1",
+    "early_stop": "--repeats 2",
     "rank_zero": "--part 0.01",
     "host_memory": "--layers 1 --tokens 80",
     "sync": "--layers 1 --repeats 1 --only qwen3_4b_8xH100",

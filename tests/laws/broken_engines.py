@@ -218,6 +218,11 @@ class AbortsOthers:
             await engine.abort(other)
 
 
+class AbortsOtherSamples:
+    async def abort(self, engine, uid, samples=None):
+        await engine.abort(uid)
+
+
 class HangsAfterPause:
     async def resume(self, engine):
         raise RuntimeError("can't resume")

@@ -50,6 +50,7 @@ DEFECTS = [
     (broken.OldVersion, "versions", "tokens carry versions {0}, but 3 was published"),
     (broken.ForgetsInFlight, "in_flight", "nothing was ever in flight"),
     (broken.AbortsOthers, "abort", "ended completions of prompt"),
+    (broken.AbortsOtherSamples, "abort_samples", "ended others"),
     (broken.HangsAfterPause, "pause", "raised RuntimeError: can't resume"),
 ]
 

@@ -25,7 +25,7 @@ class Engine:
 
     def __init__(self, lengths, pace, in_flight=True):
         self.lengths, self.pace = lengths, pace
-        self.capabilities = Capabilities(in_flight=in_flight)
+        self.capabilities = Capabilities(in_flight=in_flight, aborts_samples=True)
         self.tokens, self.ended, self.aborts = {}, {}, []
         self.sampled = {}  # of what it was asked to end
 
@@ -176,7 +176,9 @@ def test_a_reward_outside_its_range_is_named():
 
 
 def test_an_engine_that_does_not_tell_what_it_generates_is_refused():
-    with pytest.raises(UserError, match="needs an engine that has `in_flight`"):
+    with pytest.raises(
+        UserError, match="needs an engine with the capabilities in_flight and aborts_samples, not Engine"
+    ):
         generated(Engine({}, None, in_flight=False), None, MEAN)
 
 

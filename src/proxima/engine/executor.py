@@ -165,7 +165,10 @@ class Executor:
         await self.engine.publish(update)
 
     async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
-        await self.engine.abort(prompt_uid, samples)
+        if samples is None:
+            await self.engine.abort(prompt_uid)
+        else:
+            await self.engine.abort(prompt_uid, samples)
 
     async def health(self) -> Health:
         return await self.engine.health()

@@ -196,6 +196,7 @@ class Capabilities:
         score: `score` is available.
         scores_any_temperature: `score` works at every temperature; otherwise only at 1.
         in_flight: `in_flight` is available.
+        aborts_samples: `abort` takes `samples`.
         sampling_mask: with truncated sampling, each token is reported with the tokens that could have been sampled.
         deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other requests.
         log_probs: the distribution to which a reported log-prob refers: `both`, each completion has both columns;
@@ -214,6 +215,7 @@ class Capabilities:
     score: bool = False
     scores_any_temperature: bool = True
     in_flight: bool = False
+    aborts_samples: bool = False
     sampling_mask: bool = False
     deterministic: bool = False
     log_probs: Literal["both", "processed", "untruncated", "raw"] = "both"
@@ -424,7 +426,8 @@ class Engine(Protocol):
         ...
 
     async def abort(self, prompt_uid: int, samples: Collection[int] | None = None) -> None:
-        """End completions of a prompt with finish_reason `abort`: all of them, or those of these samples."""
+        """End completions of a prompt with finish_reason `abort`: all of them, or those of these samples. `samples` is
+        given only to an engine with `Capabilities.aborts_samples`."""
         ...
 
     async def health(self) -> Health:

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,17 +128,21 @@ async def pausing(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def aborting(_: EngineUnderTest, engine: Engine) -> None:
-    """`abort` ends the completions of its prompt, or those of some samples, and no others."""
-    ended = await _ended_by_abort(engine, None)
+    """`abort` ends the completions of its prompt, and of no other prompt."""
+    ended = await _ended_by(engine, engine.abort(0))
     wrong = [uid for uid, _ in ended if uid != 0]
     require_that(not wrong, f"abort(0) ended completions of prompt {wrong[:1]}")
-    ended = await _ended_by_abort(engine, [1])
+
+
+async def aborting_samples(_: EngineUnderTest, engine: Engine) -> None:
+    """`abort` with samples ends those of its prompt, and no others."""
+    ended = await _ended_by(engine, engine.abort(0, [1]))
     others = [key for key in ended if key != (0, 1)]
     require_that(not others, f"abort(0, [1]) ended others, as (prompt, sample): {others[:3]}")
 
 
-async def _ended_by_abort(engine: Engine, samples: list[int] | None) -> list[tuple[int, int]]:
-    """Abort prompt 0 while some prompts are generated; returns the (uid, sample) that this ended."""
+async def _ended_by(engine: Engine, abort: Awaitable[None]) -> list[tuple[int, int]]:
+    """Await an abort while some prompts are generated; returns the (uid, sample) that it ended."""
     wanted = requests(max_tokens=200)
     ended: dict[tuple[int, int, int], Completion] = {}
 
@@ -148,7 +152,7 @@ async def _ended_by_abort(engine: Engine, samples: list[int] | None) -> list[tup
 
     task = asyncio.create_task(collect())
     await asyncio.sleep(0)
-    await engine.abort(0, samples)
+    await abort
     await task
     require_that(len(ended) == len(wanted), f"{len(ended)} completions for {len(wanted)} requests")
     return [(c.prompt_uid, c.sample) for c in ended.values() if c.finish_reason == "abort"]
@@ -246,6 +250,8 @@ ENGINE_LAWS = (
                cure="list running completions with their tokens so far, or set capabilities.in_flight = False"),
     engine_law("abort", "a run can't be stopped", aborting,
                cure="end the completions of that prompt with finish_reason abort, and no others"),
+    engine_law("abort_samples", "pruning stops what it keeps", aborting_samples, applies=_needs("aborts_samples"),
+               cure="end only those samples, or set capabilities.aborts_samples = False"),
     *SAMPLING_LAWS,
 )
 # fmt: on

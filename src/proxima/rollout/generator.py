@@ -84,6 +84,15 @@ class RolloutListener:
         """A step has taken the groups of these prompts, or dropped them."""
 
 
+def _require_stopping(engine: Engine) -> None:
+    """Raise UserError unless the engine tells what it is generating, and ends a part of it."""
+    able = engine.capabilities
+    if not able.in_flight or not able.aborts_samples:
+        kind = type(engine.engine if isinstance(engine, Executor) else engine).__name__
+        needs = "needs an engine with the capabilities in_flight and aborts_samples"
+        raise UserError(f"prune with stop=true {needs}, not {kind}", remedy="set stop=false")
+
+
 class GroupGenerator:
     """Generates and scores groups.
 
@@ -110,9 +119,8 @@ class GroupGenerator:
         episodes: EpisodePlayer | None = None,
         stop: StopRule | None = None,
     ) -> None:
-        if stop is not None and not engine.capabilities.in_flight:
-            kind = type(engine).__name__
-            raise UserError(f"prune with stop=true needs an engine that has `in_flight`, not {kind}; set stop=false")
+        if stop is not None:
+            _require_stopping(engine)
         self.engine = engine
         self.rewards = rewards
         self.spec = spec

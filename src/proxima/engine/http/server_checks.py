@@ -305,6 +305,7 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
         score=plain or spec.untruncated == "score",
         scores_any_temperature=False,
         in_flight=True,
+        aborts_samples=True,
         log_probs="both" if both else facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,

@@ -111,6 +111,7 @@ class Local(EngineSpec):
         return Capabilities(
             score=True,
             in_flight=True,
+            aborts_samples=True,
             sampling_mask=self.sampling_mask,
             deterministic=device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )
