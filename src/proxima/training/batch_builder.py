@@ -1,10 +1,10 @@
 """From scored groups to training batches: advantage, selection, and the order of the updates. Ordered by prompt uid."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -463,13 +463,16 @@ def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
     """For each group i, the prompt number of each path: i, or for a path with its own initial prompt i plus a multiple
     of the number of groups."""
     for i, group in enumerate(groups):
-        others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
+        others: list[bytes] = []  # the initial prompts of this group, in the order in which they occur
         numbers: list[int] = []
         for path in _paths(group):
             if path.initial_prompt is None:
                 numbers.append(i)
-            else:
-                numbers.append(others[path.initial_prompt.tokens.tobytes()])
+                continue
+            prompt = path.initial_prompt.tokens.tobytes()
+            if prompt not in others:
+                others.append(prompt)
+            numbers.append(i + len(groups) * (1 + others.index(prompt)))
         yield numbers
 
 

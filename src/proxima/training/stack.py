@@ -259,8 +259,9 @@ class TrainStack:
                 norms.append(norm)
                 result.skipped += update.skipped
                 result.flops += update.flops
-                if at_start and (self.ranks.maximum(len(first)) or not self._skips(norm)):
-                    at_start = False
+                if at_start:  # the same on every rank, so that all of them ask
+                    passed = self.ranks.maximum(len(first)) > 0
+                    at_start = not passed and self._skips(norm)
                 if not self._skips(norm):
                     before = self._check_weights(before)
                     moved += 1

@@ -3,10 +3,11 @@
 `TurnTemplate` is the chat template over several turns, `Conversation` the episode as a graph of messages.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import accumulate, takewhile
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -148,23 +149,24 @@ class TurnTemplate:
         pieces = self._pieces(tokens, text)
         if pieces is None:
             return self.encode_after(before, new)
-        texts = [piece for _, piece in pieces]
-        counts = [0, *accumulate(count for count, _ in pieces)]
-        starts = [0, *accumulate(map(len, texts))]
-        head = 0  # unchanged pieces at the beginning, and `tail` at the end
-        tail = 0
-        while head < len(texts) and new.startswith(texts[head], starts[head]):
-            head += 1
-        length = len(new) - starts[head]
-        while (
-            tail < len(texts) - head
-            and starts[-1] - starts[-2 - tail] <= length
-            and new.endswith(text[starts[-2 - tail] :])
-        ):
-            tail += 1
-        end = len(new) - (starts[-1] - starts[-1 - tail])
-        middle = self.encode_after(before + new[: starts[head]], new[starts[head] : end])
-        return [*tokens[: counts[head]], *middle, *tokens[counts[-1 - tail] :]]
+        begun = 0  # characters of the unchanged pieces at the beginning, and their tokens
+        kept_before = 0
+        left = deque(pieces)
+        while left and new.startswith(left[0][1], begun):
+            count, piece = left.popleft()
+            kept_before += count
+            begun += len(piece)
+        ended = 0  # of those at the end, which may not overlap the beginning in the new text
+        kept_behind = 0
+        while left and begun + ended + len(left[-1][1]) <= len(new):
+            count, piece = left[-1]
+            if not new.endswith(piece, begun, len(new) - ended):
+                break
+            left.pop()
+            kept_behind += count
+            ended += len(piece)
+        middle = self.encode_after(before + new[:begun], new[begun : len(new) - ended])
+        return [*tokens[:kept_before], *middle, *tokens[len(tokens) - kept_behind :]]
 
     def _pieces(self, tokens: Ids, text: str) -> list[tuple[int, str]] | None:
         """Split the tokens of a text into pieces of whole characters, of one to four tokens: the number of tokens of
