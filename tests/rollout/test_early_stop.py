@@ -175,6 +175,39 @@ def test_a_reward_outside_its_range_is_named():
         generated(engine, rewards_of(scores), MEAN)
 
 
+def test_a_sum_of_rewards_that_is_above_its_range_by_rounding_is_the_highest_reward():
+    """0.1 + 0.2 is 0.30000000000000004. The two that are right and the highest possible reward tie, by sample."""
+    lengths = {(7, sample): 2 if sample < 5 else 50 for sample in range(SIZE)}
+    scores = {(7, sample): Score(value=0.1 + 0.2 if sample == 0 else 0.0) for sample in range(SIZE)}
+    rule = StopRule(Prune(rate=0.75, stop=True, reward_range=(0.0, 0.3)), "mean", 0.0, 0.3)
+    group = generated(Engine(lengths, lambda uid, sample: (0.0, 1.0)), rewards_of(scores), rule)[7]
+    assert stopped(group) == {5} and group.scores[0].value == 0.1 + 0.2
+    assert rule.in_range(0.3 + 1e-9) is None and rule.in_range(-1e-9) is None and rule.in_range(-1e-11) == 0.0
+
+
+def test_tokens_that_an_engine_loses_change_no_stop_that_was_made():
+    """Samples 2 to 4 are stopped by their chance. Then another one is sampled anew, ends sooner, and would have changed
+    the chances."""
+    draw = random.Random(267)
+    lengths = {(7, sample): draw.randint(2, 30) for sample in range(SIZE + 1)}
+    scores = {}
+    for sample in range(SIZE + 1):
+        scored = draw.random() < 0.8
+        scores[7, sample] = Score(value=float(draw.random() < 0.4)) if scored else Score.failed("away")
+
+    class Loses(Engine):
+        async def abort(self, uid, samples=None):
+            await super().abort(uid, samples)
+            for key in self.tokens:
+                if key[1] not in samples:
+                    self.tokens[key], self.lengths[key] = 0, 2
+
+    engine = Loses(lengths, lambda uid, sample: (0.0, 1.0))
+    group = generated(engine, rewards_of(scores), StopRule(PRUNE, "mean", 0.0, 1.0, 0.2))[7]
+    [(_, asked)] = engine.aborts
+    assert asked == [2, 3, 4] and set(asked) <= stopped(group)
+
+
 def test_an_engine_that_does_not_tell_what_it_generates_is_refused():
     with pytest.raises(
         UserError, match="needs an engine with the capabilities in_flight and aborts_samples, not Engine"

@@ -41,6 +41,7 @@ class WatchedGroup:
         self.score = score
         self._lengths: dict[int, int] = {}  # of completions that have ended by themselves
         self._scores: dict[int, Score] = {}
+        self._rewards: dict[int, float | None] = {}  # within the rule's range; None without a valid score
         self._stopped: set[int] = set()  # those that the engine was asked to end
         self._tasks: list[asyncio.Task[None]] = []
         self._look: asyncio.Task[None] | None = None
@@ -67,6 +68,8 @@ class WatchedGroup:
         scores: list[Score] = []
         for completion in completions:
             length = stopped.get(completion.sample)
+            if length is None and completion.sample not in self._scores:
+                length = completion.generated  # the engine then lost tokens of another one, which ended sooner at last
             if length is None:
                 ended.append(completion)
                 scores.append(self._scores[completion.sample])
@@ -85,13 +88,15 @@ class WatchedGroup:
     async def _scored(self, completion: Completion) -> None:
         """Score a completion, and begin to stop what is not worth finishing after it."""
         [score] = await self.score(self.prompt, [completion])
-        if score.valid and not self.rule.low <= score.value <= self.rule.high:
+        reward = self.rule.in_range(score.value) if score.valid else None
+        if score.valid and reward is None:
             raise UserError(
-                f"{prompt_name(self.prompt.uid)}, sample {completion.sample}: a reward of {score.value:g} is outside "
+                f"{prompt_name(self.prompt.uid)}, sample {completion.sample}: a reward of {score.value:.9g} is outside "
                 f"prune's reward_range=[{self.rule.low:g}, {self.rule.high:g}]",
                 remedy="give the range that all rewards together can have, or set stop=false",
             )
         self._scores[completion.sample] = score
+        self._rewards[completion.sample] = reward
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self._stop_others())
 
@@ -141,7 +146,7 @@ class WatchedGroup:
 
     def _stops(self, lengths: dict[int, int]) -> dict[int, int]:
         """Sample → length at which it is stopped, from the scores of the completions with these lengths."""
-        rewards = {sample: self._scores[sample].value if self._scores[sample].valid else None for sample in lengths}
+        rewards = {sample: self._rewards[sample] for sample in lengths}
         return stops_in_time(self.rule, lengths, rewards, self.size, self.greedy)
 
     def _samples(self) -> range:

@@ -401,13 +401,13 @@ def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, rewa
             yield f"algorithm.selection.{i}.metric", message
 
 
-def stopping_is_possible(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> Findings:
+def stopping_is_possible(r: Resolved[Any], algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> Findings:
     """`prune` with `stop` decides on a completion from the rewards of its own group, each of them known as soon as its
     completion has ended, and from an advantage whose order these rewards alone decide."""
     for i, spec in enumerate(algorithm.selection):
         if not SELECTIONS.holds(spec, "prune") or not spec.stop:
             continue
-        problems = [*_unordered(algorithm, i), *_unscored(algorithm, task, reward)]
+        problems = [*_unordered(algorithm, i), *_unscored(algorithm, task, reward, import_code=r.import_code)]
         for problem in problems:
             yield f"algorithm.selection.{i}.stop", f"{problem}; set stop=false"
 
@@ -425,9 +425,15 @@ def _unordered(algorithm: AlgorithmConfig, i: int) -> Iterator[str]:
     before = algorithm.selection[:i]
     if not all(SELECTIONS.holds(other, "drop_uniform_groups") for other in before):
         yield "only drop_uniform_groups may come before it in algorithm.selection"
+    elif before and centre == "baseline":
+        # finished completions that are all right may all be farther from a wrong greedy one than any other could be
+        message = "drop_uniform_groups before it would drop a group whose finished completions are equal, though those "
+        yield f"{message}that are stopped could differ"
+    elif any(METRIC_ALIASES.get(other.metric, other.metric) != "reward" for other in before):
+        yield "drop_uniform_groups before it has to compare by metric=reward, which alone orders what is stopped"
 
 
-def _unscored(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> Iterator[str]:
+def _unscored(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any], *, import_code: bool) -> Iterator[str]:
     """Why a completion has no reward as soon as it has ended, or why its reward may not be missing."""
     if algorithm.question_pool is not None:
         yield "algorithm.question_pool would learn from groups without the rewards of what is stopped"
@@ -435,8 +441,19 @@ def _unscored(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any]) -> I
     specs = [*reward, *(spec for source in sources for spec in source.reward)]
     if any(as_reward(spec).whole_batch for spec in specs):
         yield "a reward compares the whole batch"
+    if any(_sees_whole_group(spec, import_code) for spec in specs):
+        ways = "judge with compare, http with per_request=0, a function of lists"
+        yield f"a reward gets all completions of a group in one call, and may compare them ({ways})"
     if any(source.played for source in sources):
         yield "episodes are not stopped"
+
+
+def _sees_whole_group(spec: Any, import_code: bool) -> bool:
+    """True if a call of the reward has all completions of a group. What a user's function gets is known from its code
+    alone."""
+    if hasattr(spec, "check_code") and not import_code:
+        return False
+    return as_reward(spec).completions_per_call == 0
 
 
 def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:

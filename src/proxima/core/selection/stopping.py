@@ -34,12 +34,14 @@ class StopRule:
     Args:
         prune: the selection; `keep: largest`, `scope: group`.
         centre: c of the advantage, see `GroupAdvantage.centre`.
-        low, high: the range of a completion's reward.
+        low, high: the range of a completion's reward; see `in_range`.
         chance: in [0, 1); 0 is exact.
 
     Edge cases: a stopped completion counts in the group's size, so k is that of the whole group. Exact holds if no
-        unfinished completion would have lost its score. A group without an order of its finished ones (all equal) is
-        never stopped, since any other reward is farther from the mean.
+        unfinished completion would have lost its score, and up to the order of completions whose rewards differ by
+        their rounding alone. By the mean, a group whose finished ones are all equal is never stopped if `chance` is 0,
+        since any other reward is farther from the mean. By a baseline, or with a chance, it can be: such a group then
+        counts as uniform, whatever those that were stopped would have got.
     Differs: CPPO (arXiv 2503.22342) prunes finished completions only.
     """
 
@@ -48,6 +50,14 @@ class StopRule:
     low: float
     high: float
     chance: float = 0.0
+
+    def in_range(self, reward: float) -> float | None:
+        """The reward, and an end of the range for one that is beyond it by no more than rounding, as a sum of weighted
+        rewards is; None: it is outside."""
+        rounding = MARGIN * (self.high - self.low)
+        if not self.low - rounding <= reward <= self.high + rounding:
+            return None
+        return min(max(reward, self.low), self.high)
 
     def stopped(self, rewards: Mapping[int, float], running: Sequence[int], baseline: float | None = None) -> set[int]:
         """Return the samples of `running` that can be stopped.
