@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from proxima.core import Importance, PpoClip, TokenMean, policy_loss
 from proxima.core.hold import DRIFT, FACTOR, MASKED, REJECTED, Hold
 from proxima.core.surrogate import SURROGATES
 from proxima.core.surrogate.cppo import Cppo, Dppo, TvBand
 from proxima.data import FieldError
 from proxima.training.learner import HeldBounds
+from tests.core.batches import packed
 
 
 def rewritten(factor, measured, target, sign, rate, most):
@@ -44,6 +46,20 @@ def test_the_rule_against_a_rewriting(seed):
         hold = Hold(drift=target, rate=rate, most=most)
         expected = rewritten(factor, measured, target, -1.0, rate, most)
         assert hold.next(factor, {DRIFT: measured}) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("rejected", "share"), [("count", 0.1), ("drop", 0.125)])
+def test_what_a_correction_rejects_is_not_masked_by_the_region(rejected, share):
+    """Of ten tokens the region drops one and a correction rejects two. Those leave the loss, or stay in it."""
+    ratio = torch.tensor([1.0] * 8 + [9.0] * 2, dtype=torch.float64)
+    current = torch.tensor([1.0] * 7 + [3.0] + [9.0] * 2, dtype=torch.float64)
+    behavior = torch.full_like(ratio, -8.0)
+    columns = {"behavior_log_prob": behavior, "proximal_log_prob": behavior + ratio.log()}
+    columns |= {"log_prob": behavior + current.log(), "advantage": torch.ones_like(ratio)}
+    correction = Importance(bound="clip", upper=2.0, rejected=rejected)
+    loss = policy_loss(packed([10], **columns), surrogate=PpoClip(), aggregate=TokenMean(), correction=correction)
+    metrics = {name: metric.value for name, metric in loss.metrics.items()}
+    assert Hold(masked=share).next(1.0, metrics) == pytest.approx(1.0)
 
 
 def test_what_is_not_measured_moves_nothing():

@@ -10,6 +10,7 @@ from proxima.data import require
 MASKED = "masked_fraction"
 DRIFT = "hold/drift"
 REJECTED = "correction/rejected_fraction"
+COUNTED = "correction/rejected_counted_fraction"  # where a correction drops: of the tokens that stay in the loss
 FACTOR = "hold/factor"
 
 
@@ -74,6 +75,6 @@ class Hold:
         if measured is None or not math.isfinite(measured):
             return factor
         if self.metric == MASKED:
-            measured -= metrics.get(REJECTED, 0.0)
+            measured -= metrics.get(COUNTED, metrics.get(REJECTED, 0.0))
         moved = factor * math.exp(self.rate * self.error(measured))
         return min(max(moved, 1 / self.most), self.most)

@@ -361,7 +361,10 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     hit = segment_count(batch.loss_mask & ~keep, batch.cu_seqlens) > 0
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
-    return replace(combined.reduced, weight=combined.weight), keep, metrics
+    reduced = combined.reduced
+    if reduced is not batch:
+        metrics["correction/rejected_counted_fraction"] = SumCount.over(~keep, reduced.loss_mask)
+    return replace(reduced, weight=combined.weight), keep, metrics
 
 
 def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:

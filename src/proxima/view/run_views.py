@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from proxima.core.hold import COUNTED, REJECTED
 from proxima.rollout.episodes.figures import OTHER_FORMAT
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage, Tee, WarningList, warning_kind
@@ -157,7 +158,8 @@ def often_truncated(record: Record) -> str | None:
 
 
 def mostly_masked(record: Record) -> str | None:
-    rejected = record.get("correction/rejected_fraction") or 0.0  # has its own warning; top_entropy masks intentionally
+    # what is rejected has its own warning; top_entropy masks intentionally
+    rejected = record.get(COUNTED, record.get(REJECTED)) or 0.0
     share = (record.get("masked_fraction") or 0.0) - rejected
     remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
     text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"
