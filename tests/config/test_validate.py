@@ -226,3 +226,34 @@ def test_a_path_that_is_in_the_recipes_folder_is_pointed_out(tmp_path, monkeypat
     assert line.endswith(f"; there is {there}: cd mine first, or write a path from the current folder")
     monkeypatch.chdir(folder)
     assert "cd " not in str(ConfigError(caught.value.problems))
+
+
+LISTS = """
+def shortest(completions, **columns):
+    return [float(len(one) == min(map(len, completions))) for one in completions]
+"""
+STOPS = ["algorithm.advantage=grpo", "algorithm.selection=[{kind: prune, stop: true, reward_range: [0, 1]}]"]
+
+
+def test_a_function_that_gets_the_whole_group_can_not_be_asked_before_the_others_have_ended(recipe):
+    """Alone, each completion would be the shortest of its group."""
+    name = recipe()
+    recipe(LISTS, "lists.py")
+    recipe("def even(prompt, completion):\n    return len(completion.tokens) % 2\n", "one.py")
+    refused = check(resolve(name, [*STOPS, "reward=[{kind: function, path: 'lists.py:shortest'}]"]))
+    assert [problem.path for problem in refused] == ["algorithm.selection.0.stop"]
+    assert not check(resolve(name, [*STOPS, "reward=[{kind: function, path: 'one.py:even'}]"]))
+
+
+def test_a_replay_keeps_what_the_stored_groups_were_stopped_for(recipe):
+    """Whatever was stopped has no reward: another selection or centre would rank groups of which a part is missing."""
+    name = recipe()
+    recipe(dump(resolve(name, STOPS)), "before/config.yaml")
+    replay = ["rollouts=before", "folder=after"]
+
+    def refused(*changed):
+        return any("were stopped" in str(problem) for problem in check(resolve(name, [*replay, *changed])))
+
+    assert not refused(*STOPS) and not refused(STOPS[1], "algorithm.advantage=rloo")
+    assert refused(STOPS[0]) and refused(STOPS[0], STOPS[1].replace("stop", "rate: 0.25, stop"))
+    assert refused(STOPS[1], "algorithm.advantage=opo")

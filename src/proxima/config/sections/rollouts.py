@@ -6,12 +6,14 @@ from typing import Any
 
 from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.comparable import ABSENT, flat_values
+from proxima.config.describe import setting
 from proxima.config.outcomes import settled_as
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
+from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
 
 STORED = (  # the sections and fields that decided what is stored
@@ -79,9 +81,23 @@ def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
             added = " (`prune` with `allocate` takes more)"
         message = f"a step would have {sizes[1]} prompts{added}, and those of {r.config.rollouts} have {sizes[0]}"
         yield "train.prompts_per_step", f"{message}; change it or algorithm.selection until they are equal"
+    if _stops(before) and _kept(before) != _kept(r.config):
+        message = (
+            f"differs from that of {r.config.rollouts}, by which completions were stopped before they had a reward"
+        )
+        yield "algorithm.selection", f"{message}; use the same selection, with an advantage of the same centre"
     if needs_baseline(r.config.algorithm.advantage) and not needs_baseline(before.algorithm.advantage):
         message = f"needs greedy completions, which {r.config.rollouts} did not generate; use another advantage"
         yield "algorithm.advantage.kind", message
+
+
+def _stops(config: RunConfig) -> bool:
+    return any(SELECTIONS.holds(spec, "prune") and spec.stop for spec in config.algorithm.selection)
+
+
+def _kept(config: RunConfig) -> tuple[Any, ...]:
+    """What decides which completions of a group are kept, and so which can be stopped."""
+    return setting(config.algorithm.advantage, "centre"), *config.algorithm.selection
 
 
 def _below(path: str, places: tuple[str, ...]) -> bool:
