@@ -437,7 +437,11 @@ def _unscored(algorithm: AlgorithmConfig, task: Any, reward: Sequence[Any], *, i
     """Why a completion has no reward as soon as it has ended, or why its reward may not be missing."""
     if algorithm.question_pool is not None:
         yield "algorithm.question_pool would learn from groups without the rewards of what is stopped"
+    if not algorithm.trains_on_rewards:
+        yield "without algorithm.surrogate, completions are trained without a score too"
     sources = sources_of(task)
+    if any(source.learns_from == "teacher" for source in sources):
+        yield "a source that learns from the teacher alone is trained whole, with or without a score"
     specs = [*reward, *(spec for source in sources for spec in source.reward)]
     if any(as_reward(spec).whole_batch for spec in specs):
         yield "a reward compares the whole batch"
