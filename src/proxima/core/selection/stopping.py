@@ -40,9 +40,9 @@ class StopRule:
     Edge cases: a stopped completion counts in the group's size, so k is that of the whole group. Exact holds if no
         unfinished completion would have lost its score, and up to the order of completions whose rewards or |A| differ
         by rounding alone: `rloo` with `normalise` rounds by the whole batch, so that a tie in a group of which nothing
-        is stopped may fall otherwise. By the mean, a group whose finished ones are all equal is never stopped if `chance` is 0,
-        since any other reward is farther from the mean. By a baseline, or with a chance, it can be: such a group then
-        counts as uniform, whatever those that were stopped would have got.
+        is stopped may fall otherwise. By the mean, a group whose finished ones are all equal is never stopped if
+        `chance` is 0, since any other reward is farther from the mean. By a baseline, or with a chance, it can be: such
+        a group then counts as uniform, whatever those that were stopped would have got.
     Differs: CPPO (arXiv 2503.22342) prunes finished completions only.
     """
 
