@@ -2,7 +2,7 @@
 are those of training."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from proxima.config.schema import PlayedConfig
 from proxima.config.validate import load_recipe
 from proxima.data import FieldError, UserError, require
 from proxima.data.episode import Cut, Episode, ToolCall
-from proxima.data.flow import Completion, Prompt
+from proxima.data.flow import Completion, FinishReason, Prompt
 from proxima.data.image_tokens import patch_text
 from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Request, Sampling
@@ -327,14 +327,14 @@ class ScriptedEngine:
         self.tokenizer: Any = self.world.use.template.tokenizer
         self.turns = self.turns or (*_call(self.world), SENTENCE)
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """Yield the turn of each request, tokenized, with the end-of-text token unless `max_tokens` cuts it off."""
         for request in requests:
             text = self.turns[min(request.turn, len(self.turns) - 1)]
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             tokens = [*tokens, self.tokenizer.eos_token_id][: request.sampling.max_tokens]
-            ended = "stop" if tokens[-1] == self.tokenizer.eos_token_id else "length"
-            yield Completion.of_text(request.prompt.uid, request.sample, text, tokens, ended)  # type: ignore[arg-type]
+            ended: FinishReason = "stop" if tokens[-1] == self.tokenizer.eos_token_id else "length"
+            yield Completion.of_text(request.prompt.uid, request.sample, text, tokens, ended)
 
 
 def _call(world: World) -> Iterator[str]:

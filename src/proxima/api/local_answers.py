@@ -1,7 +1,7 @@
 """Generation with a model outside training, for `proxima generate`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -86,7 +86,7 @@ class ShownEngine:
     show: Callable[[str], object]
     tokens: Sequence[int] = ()
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """See `Engine`; takes exactly one request."""
         self.tokens = ()
         (request,) = requests

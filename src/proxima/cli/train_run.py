@@ -51,7 +51,7 @@ def train_from_shell(
             print(f"error: {end}", file=sys.stderr)
         status = end.status
     except Exception as error:
-        error.run_folder = views.run_folder  # type: ignore[attr-defined]  # `report_bug` writes into its log.txt
+        vars(error)["run_folder"] = views.run_folder  # `report_bug` writes into its log.txt
         raise
     if family_name(config) == "reward" and not quiet and views.run_folder is not None:
         print_last_evaluation(views.run_folder)

@@ -326,11 +326,15 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
 
 def _scalar(node: Node, kind: type) -> Any:
     value = node.value
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {bool: isinstance(value, bool), int: number and value % 1 == 0, float: number}  # type: ignore[operator]
-    if kind is int and fits[int] and abs(value) > LARGEST:  # type: ignore[arg-type]
-        raise Mismatch("a whole number of at most 64 bits")
-    if fits[kind]:
+    fits = False
+    if isinstance(value, bool):
+        fits = kind is bool
+    elif isinstance(value, int | float):
+        whole = kind is int and value % 1 == 0
+        if whole and abs(value) > LARGEST:
+            raise Mismatch("a whole number of at most 64 bits")
+        fits = whole or kind is float
+    if fits:
         with suppress(OverflowError):  # an integer beyond the largest float
             return kind(value)
     raise Mismatch({bool: "true or false", int: "a whole number", float: "a number"}[kind])

@@ -388,7 +388,8 @@ def _replaced(value: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
         below.setdefault(name, {})[tuple(rest)] = new
     changed = {name: _replaced(_child(value, name), inner) for name, inner in below.items()}
     if isinstance(value, Sequence):
-        return type(value)(changed.get(str(index), item) for index, item in enumerate(value))  # type: ignore[call-arg]
+        items = [changed.get(str(index), item) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
     return replace(value, **changed)
 
 

@@ -170,6 +170,7 @@ def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") 
     return array.astype(dtype)
 
 
+@dataclass(frozen=True, eq=False)
 class Columns:
     """Base of the frozen dataclasses that hold columns.
 
@@ -211,19 +212,17 @@ class Columns:
                 rows = prompt_tokens if column.of_prompt else tokens
                 check_expert_ids(values, rows, f"{type(self).__name__}.{column.name}")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # and so no hash: arrays have none
         if type(other) is not type(self):
             return NotImplemented
-        names = [each.name for each in fields(self)]  # type: ignore[arg-type]  # every subclass is a dataclass
+        names = [each.name for each in fields(self)]
         return all(_same(getattr(self, name), getattr(other, name)) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays can't be hashed
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, columns as lists; those in `not_json`, and columns that are not `plain`, are None."""
         omitted = {column.name for column in TOKEN_COLUMNS.values() if not column.plain} | set(self.not_json)
         facts: dict[str, Any] = {}
-        for each in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
+        for each in fields(self):
             value = getattr(self, each.name)
             if each.name in omitted:
                 value = None
@@ -329,12 +328,10 @@ class SamplingMask:
         """[T] the size of each set."""
         return np.diff(self.offsets)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # and so no hash: arrays have none
         if not isinstance(other, SamplingMask):
             return NotImplemented
         return np.array_equal(self.ids, other.ids) and np.array_equal(self.offsets, other.offsets)
-
-    __hash__ = None  # type: ignore[assignment]  # arrays can't be hashed
 
     def check(self, tokens: Ints, sampled: Bools | None = None) -> None:
         """Raise ValueError unless there are T sets and every sampled token is in its set.

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Literal, cast, get_args
 
 from proxima.data.columns import Floats
@@ -147,7 +147,7 @@ class Executor:
     def capabilities(self) -> Capabilities:
         return self.engine.capabilities
 
-    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         return self.engine.generate(requests)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:

@@ -1,7 +1,7 @@
 """The engine protocol: prompts in, completions out, with log-probs and versions."""
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -393,7 +393,7 @@ class Engine(Protocol):
         """The capabilities of this engine; constant."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """Stream one completion per request, each as soon as it ends, in any order."""
         ...
 

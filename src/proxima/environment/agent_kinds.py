@@ -102,7 +102,7 @@ def asked_kind(kind: object, given: Mapping[str, Any]) -> Any:
 def make_agent(cls: type, given: Mapping[str, Any], kind: str) -> Any:
     """Make a kind that plays by itself from a recipe's arguments; FieldError, by the recipe's names, if one is
     wrong."""
-    arguments, _ = cls.read(given)  # type: ignore[attr-defined]
+    arguments, _ = cls.read(given)  # type: ignore[attr-defined]  # as `agent_class` returns it, an AgentKind or alike
     names = [field.name for field in fields(cls)]
     for name, value in arguments.items():
         remedy = f"it has {', '.join(names)}"
@@ -156,11 +156,11 @@ class NoSandbox(AgentSandbox):
         return LocalRunner(spec.command)
 
 
-def sandbox_of(given: Any) -> AgentSandbox:
+def sandbox_of(given: AgentSandbox | str | Mapping[str, Any]) -> AgentSandbox:
     """The sandbox that a recipe names: a kind, or a mapping with its kind and its fields; FieldError if it is wrong."""
     if not isinstance(given, str | Mapping):
-        return given  # type: ignore[no-any-return]  # one that is made
-    values = {"kind": given} if isinstance(given, str) else dict(given)
+        return given  # one that is made
+    values: dict[str, Any] = {"kind": given} if isinstance(given, str) else dict(given)
     kind = values.pop("kind", None)
     known = isinstance(kind, str) and (kind in AGENT_SANDBOXES or ":" in kind)
     remedy = AGENT_SANDBOXES.elsewhere
@@ -216,7 +216,8 @@ class AgentSpec(AgentKind):
             require(chosen in ("none", name), "sandbox", chosen, clash)
             settings = arguments.pop(name)
             if not isinstance(settings, Mapping):
-                settings = {AGENT_SANDBOXES[name].text_field: settings}  # type: ignore[attr-defined]
+                chosen_class: type[AgentSandbox] = AGENT_SANDBOXES[name]
+                settings = {chosen_class.text_field: settings}
             arguments["sandbox"] = {"kind": name, **settings}
             renamed.setdefault("sandbox", name)
         return arguments, renamed

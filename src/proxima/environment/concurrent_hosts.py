@@ -127,7 +127,7 @@ class ConcurrentInstance(Instance):
     """An environment of `ConcurrentHosts`."""
 
     def __init__(self, hosts: ConcurrentHosts, free: asyncio.Semaphore) -> None:
-        super().__init__(hosts.interface, SimpleNamespace(alive=set()), 0, "")  # type: ignore[arg-type]
+        super().__init__(hosts.interface, SimpleNamespace(alive=set()), 0, "")  # type: ignore[arg-type]  # of a host, only `alive` is used
         self._hosts = hosts
         self._free = free
         self._environment: Any = None

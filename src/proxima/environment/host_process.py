@@ -287,13 +287,13 @@ def reward_at_end(value: Any, who: str, roles: Collection[str] = ()) -> dict[str
     return {"reward": reward_number(value, who)}
 
 
-def _role(environment: Any, role: Any, who: str) -> str | None:
+def _role(environment: Any, role: str | None, who: str) -> str | None:
     roles = class_roles(environment)
     if role is not None and role not in roles:
         raise BadAnswer(
             f"Reply.role of {who} is {role!r:.80}, but its class has the roles {', '.join(roles) or 'none'}"
         )
-    return role  # type: ignore[no-any-return]
+    return role
 
 
 def drop(*, number: int) -> dict[str, Any]:

@@ -238,7 +238,7 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
         raise FieldError(where, value, f"must be {form}", remedy=f"as {example}, from this folder or PYTHONPATH")
     try:
         module = import_user_module(module_name)
-        made = member(module, name)
+        made: Callable[..., Any] | None = member(module, name)
     except ModuleNotFoundError as error:
         bound = f"can't be imported: there is no module {error.name!r}"
         raise FieldError(where, value, bound, remedy="put its folder on PYTHONPATH, or install it") from error
@@ -247,7 +247,7 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
     if not callable(made):
         names = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
         raise FieldError(where, value, f"has no {name!r}", remedy=suggestion(name, names))
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def _remedy(error: Exception) -> str:
@@ -323,7 +323,8 @@ def tool_of(environment: Any, name: str) -> Callable[..., Any]:
     """Return the function that runs a tool."""
     if brings_tools(environment) and name not in methods_of(environment):
         return lambda **arguments: environment.call_tool(name, arguments)
-    return getattr(environment, name)  # type: ignore[no-any-return]
+    tool: Callable[..., Any] = getattr(environment, name)
+    return tool
 
 
 def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Sequence[str]) -> dict[str, Any]:
@@ -420,7 +421,7 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
     """Return the schema of a tool. Avoids torch, which transformers would import to compare types with `Tensor`."""
     from transformers.utils import chat_template_utils
 
-    chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]
+    chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]  # it imports that
     name = function.__name__
     for p in inspect.signature(function).parameters.values():
         if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from proxima.data import UserError
 from proxima.data.episode import ToolCall
@@ -192,7 +192,7 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
     named = next((name for marks, name in FORMS if all(mark in template for mark in marks)), "")
     values = any(f"{TRIAL.arguments['count']}" in turn and TRIAL.name in turn for turn in turns)
     if named in get_args(ToolFormat) and not values and _may_be(named, turns):
-        return named  # type: ignore[return-value]
+        return cast(ToolFormat, named)
     shown = next((turn for turn in turns if TRIAL.name in turn), "")
     if named and named not in get_args(ToolFormat):
         looks = f", as {named} does"

@@ -10,10 +10,10 @@ same states are one product. Fewer values are rounded to bf16 than by the module
 gradients of q, k, v and of g, u stay float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +172,8 @@ class _WholeResponses(NamedTuple):
 class _LaidOut(torch.autograd.Function):
     """`x[rows]`; gradients of a row that occurs several times are summed in float32 before they are rounded."""
 
+    apply: ClassVar[Callable[..., Tensor]]  # torch gives it no type
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
@@ -187,8 +189,7 @@ class _LaidOut(torch.autograd.Function):
 
 
 def _laid_out(x: Tensor, rows: Tensor) -> Tensor:
-    out: Tensor = _LaidOut.apply(x, rows)  # type: ignore[no-untyped-call]
-    return out
+    return _LaidOut.apply(x, rows)
 
 
 def _product(kernels: TrainKernels, layers: Sequence[nn.Linear], x: Tensor, *, gated: bool = False) -> Tensor:

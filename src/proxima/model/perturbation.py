@@ -97,7 +97,7 @@ def _uniform(places: Tensor, seed: int) -> Tensor:
 
 def _token_rows(module: nn.Module) -> list[nn.Parameter]:
     """The weights with one row per token: the input embedding, and the output head if it is not tied to it."""
-    embedding = module.get_input_embeddings().weight  # type: ignore[operator]
+    embedding = module.get_input_embeddings().weight  # type: ignore[operator]  # a method of transformers' models alone
     head = base_layer(parts(module)[1]).weight
     weights = [embedding] if head is embedding else [embedding, head]
     return [weight for weight in weights if isinstance(weight, nn.Parameter)]

@@ -73,7 +73,7 @@ def limit_process(seconds: int, memory_mb: int) -> None:
     limit("NOFILE", FILES)
     limit("NPROC", 0)  # counts threads too; the kernel does not apply it to root
     limit("CORE", 0)
-    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
+    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]  # its import fails
     if hasattr(signal, "pidfd_send_signal"):
         del signal.pidfd_send_signal  # no audit event
     confine("code under test", os.getcwd())

@@ -162,7 +162,8 @@ class ModelReward(WeightedReward):
         template."""
         tokenizer: Any = self._scorer.loaded.tokenizer
         if tokenizer.chat_template is None:
-            return tokenizer.eos_token_id  # type: ignore[no-any-return]
+            end: int | None = tokenizer.eos_token_id
+            return end
         return int(read_tokens([{"role": "user", "content": "?"}], ".", tokenizer)[1][-1])
 
     def _normalized(self, values: Any) -> Any:

@@ -3,11 +3,10 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser  # type: ignore[attr-defined]
+from re import _constants, _parser  # type: ignore[attr-defined]  # the library keeps its parser to itself
 from typing import Any
 
-REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
+REPEATS = {_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT}
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,15 @@ class _Reader:
 
     def read(self, parsed: Iterable[tuple[Any, Any]]) -> None:
         for code, value in parsed:
-            if code is codes.LITERAL:
+            if code is _constants.LITERAL:
                 self._literal(chr(value))
-            elif code is codes.AT:
+            elif code is _constants.AT:
                 self._place(value)
-            elif code is codes.SUBPATTERN and not (value[1] or value[2]):  # without flags of its own
+            elif code is _constants.SUBPATTERN and not (value[1] or value[2]):  # without flags of its own
                 self.read(value[3])
             elif code in REPEATS:
                 self._repeat(*value)
-            elif code not in (codes.ASSERT, codes.ASSERT_NOT):
+            elif code not in (_constants.ASSERT, _constants.ASSERT_NOT):
                 self._break()
 
     def _literal(self, letter: str) -> None:
@@ -52,13 +51,13 @@ class _Reader:
         self.runs[-1] += letter
 
     def _place(self, place: Any) -> None:
-        if place in (codes.AT_BEGINNING, codes.AT_BEGINNING_STRING) and self.runs == [""] and not self.gap:
+        if place in (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING) and self.runs == [""] and not self.gap:
             self.at_beginning = True
-        elif place not in (codes.AT_BOUNDARY, codes.AT_NON_BOUNDARY):
+        elif place not in (_constants.AT_BOUNDARY, _constants.AT_NON_BOUNDARY):
             self._break()
 
     def _repeat(self, least: int, most: Any, inside: Any) -> None:
-        space = [(codes.IN, [(codes.CATEGORY, codes.CATEGORY_SPACE)])]
+        space = [(_constants.IN, [(_constants.CATEGORY, _constants.CATEGORY_SPACE)])]
         if list(inside) == space and self.runs == [""] and self.at_beginning and not self.gap:
             self.after_space = True
             return

@@ -227,7 +227,7 @@ class GroupGenerator:
                 self._watched[prompt.uid] = self._watch(prompt, self.stop)
         answering = self.episodes or self.engine
         try:
-            async with aclosing(answering.generate(requests)) as stream:  # type: ignore[type-var]
+            async with aclosing(answering.generate(requests)) as stream:
                 async for completion in stream:
                     completion.check_version(self._newest_version())
                     missing.discard((completion.prompt_uid, completion.sample))

@@ -6,7 +6,7 @@ before it is parsed: a few megabytes of `[[],[],…` become gigabytes of Python 
 `[[[[…` exhaust the stack.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 from proxima.data.json_reader import brackets, loaded
@@ -61,7 +61,7 @@ async def read_at_most(parts: AsyncIterable[bytes], limit: int, *, cut: bool = F
     return bytes(body[:limit])
 
 
-async def stream_lines(response: Any, *, line: int, total: int) -> AsyncIterator[bytes]:
+async def stream_lines(response: Any, *, line: int, total: int) -> AsyncGenerator[bytes, None]:
     """The lines of a streamed response, without line endings; the last one may lack its ending.
 
     Args:

@@ -48,10 +48,10 @@ class BoundedProtocol(H11Protocol):
         self.most = most  # bytes
         self.discarded = -1  # bytes; -1: nothing is discarded
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's
         super().connection_made(transport)
         transport.max_size = MOST_PARSED  # type: ignore[attr-defined]  # of asyncio's transports of sockets
-        self.transport = LingeringTransport(self, transport)  # type: ignore[assignment]
+        self.transport = LingeringTransport(self, transport)  # type: ignore[assignment]  # stands in for one
         if len(self.connections) > self.most:
             transport.abort()
 
@@ -163,7 +163,7 @@ class BoundedServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 KeepsConnections(app),
-                http=partial(BoundedProtocol, most=self.most),  # type: ignore[arg-type]
+                http=partial(BoundedProtocol, most=self.most),  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 proxy_headers=False,

@@ -23,12 +23,13 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows,
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
 
+@dataclass(frozen=True, kw_only=True)
 class Changes:
     """Base of the fields of a source that replace those of a section; null keeps the section's value."""
 
     def changed(self) -> dict[str, Any]:
         """The fields that are set, by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
 

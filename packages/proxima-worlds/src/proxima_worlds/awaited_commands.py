@@ -37,11 +37,20 @@ def run_shown(
         late.set()
         kill_group(process.pid)
 
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
-    with subprocess.Popen(command, encoding="utf-8", errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+        **ENDS_WITH_US,
+    ) as process:
         timer = threading.Timer(seconds, kill)
         timer.start()
         waiting.begin()
+        assert process.stdout is not None
         try:
             for line in process.stdout:
                 waiting.said = line.strip() or waiting.said

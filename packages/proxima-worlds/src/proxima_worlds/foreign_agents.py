@@ -44,7 +44,7 @@ class Verifiers(AgentKind):
         return ForeignEnvironment.of({"kind": self.kind, **vars(self)})
 
     @property
-    def roles(self) -> tuple[str, ...]:  # type: ignore[override]
+    def roles(self) -> tuple[str, ...]:  # type: ignore[override]  # a field in other kinds
         """The agents of an environment in which the policy plays several; otherwise none. FieldError: it can't be
         loaded."""
         seats = tuple(self.foreign.facts().get("seats", ()))

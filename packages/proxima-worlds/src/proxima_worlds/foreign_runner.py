@@ -54,7 +54,7 @@ class LoadedEnvironment:
     """An environment that a function `load_environment` of its package has made."""
 
     def __init__(self, name: str, args: Mapping[str, Any]) -> None:
-        from verifiers import load_environment  # type: ignore[import-not-found, unused-ignore]
+        from verifiers import load_environment
 
         try:
             self.environment: Any = load_environment(name, **args)
@@ -95,8 +95,8 @@ class LoadedEnvironment:
         yield
 
     async def play(self, job: Row) -> Row:
-        from openai import AsyncOpenAI  # type: ignore[import-not-found, unused-ignore]
-        from verifiers.clients import OpenAIChatCompletionsClient  # type: ignore[import-not-found, unused-ignore]
+        from openai import AsyncOpenAI
+        from verifiers.clients import OpenAIChatCompletionsClient
 
         row = dict(job["row"])
         own = row.pop(OWN, None)
@@ -176,8 +176,8 @@ class TasksetEnvironment:
     """A taskset, with the harness in which the policy works on a task."""
 
     def __init__(self, name: str, args: Mapping[str, Any]) -> None:
-        from verifiers.v1.configs.agent import agent_config_fields  # type: ignore[import-not-found, unused-ignore]
-        from verifiers.v1.utils import loaders  # type: ignore[import-not-found, unused-ignore]
+        from verifiers.v1.configs.agent import agent_config_fields
+        from verifiers.v1.utils import loaders
 
         given = dict(args)
         try:
@@ -204,7 +204,7 @@ class TasksetEnvironment:
 
     def _prepare(self, config: Any, seat: str, model: str | None, given: Row) -> None:
         """Give the agent of a seat a runtime, and the name of the model as which it asks the policy."""
-        from verifiers.v1 import SubprocessConfig  # type: ignore[import-not-found, unused-ignore]
+        from verifiers.v1 import SubprocessConfig
         from verifiers.v1.utils import loaders
 
         agent = getattr(config, seat)
@@ -301,7 +301,7 @@ class ResourcesServer:
         given = dict(args)
         self.module = module = importlib.import_module(f"resources_servers.{name}.app")
         self.folder = os.path.dirname(str(module.__file__))
-        from nemo_gym.base_resources_server import SimpleResourcesServer  # type: ignore[import-not-found, unused-ignore]
+        from nemo_gym.base_resources_server import SimpleResourcesServer
 
         own: list[Any] = [
             each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__
@@ -392,7 +392,7 @@ SHOWN = ("name", "description", "parameters")  # of a tool
 
 def _no_client() -> Any:
     """A client of other servers, of which there are none."""
-    from nemo_gym.server_utils import ServerClient  # type: ignore[import-not-found, unused-ignore]
+    from nemo_gym.server_utils import ServerClient
 
     return ServerClient.model_construct(head_server_config=None, global_config_dict={})
 
@@ -536,7 +536,7 @@ def _of_nemo_gym(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     try:
         from importlib.metadata import version
 
-        import nemo_gym  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+        import nemo_gym  # noqa: F401
     except ImportError as error:
         raise BadField("python", sys.executable, f"can't import the package nemo_gym: {short(error)}") from None
     if importlib.util.find_spec("resources_servers") is None or not importlib.util.find_spec(

@@ -44,7 +44,7 @@ class HarborShell(Environment):
         self.container: TaskContainer | None = None
         self.left = math.inf  # seconds that its commands may still take
 
-    async def reset(self, row: Mapping[str, Any]) -> None:  # type: ignore[override]
+    async def reset(self, row: Mapping[str, Any]) -> None:  # type: ignore[override]  # a run awaits it, with what it names
         task, containers = task_of(row, self.shared)
         self.container = TaskContainer(containers, task, containers.place(task.container))
         await self.container.start()

@@ -74,7 +74,7 @@ class NemoGym(Environment):
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
-    async def reset(self, row: Mapping[str, Any]) -> None:  # type: ignore[override]
+    async def reset(self, row: Mapping[str, Any]) -> None:  # type: ignore[override]  # a run awaits it, with what it names
         """Open a session of the server for the row."""
         foreign = self.foreign
         processes = self.shared.get(KIND)

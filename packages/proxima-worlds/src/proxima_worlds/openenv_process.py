@@ -13,7 +13,7 @@ from typing import Any
 
 def open_session(url: str) -> Any:
     """A client of an OpenEnv server, with a session."""
-    from openenv.core import GenericEnvClient  # type: ignore[import-not-found, unused-ignore]
+    from openenv.core import GenericEnvClient
 
     client = GenericEnvClient(base_url=url).sync()
     client.connect()

@@ -49,9 +49,6 @@ class ShardingSpec:
     param_dtype: Annotated[
         Literal["bfloat16"] | None, "of the gathered weights in a forward; null: that of the master weights"
     ] = None
-    reshard_after_forward: ClassVar[bool] = False
-    offload: ClassVar[bool] = False
-    sum_gradients: ClassVar[str] = "update"
 
     @property
     def splits_one_rank(self) -> bool:
@@ -65,11 +62,11 @@ class FullSharding(ShardingSpec):
     """Each rank holds 1 / ranks of weights, gradients and optimizer state; layers are gathered when they compute."""
 
     kind: ClassVar[str] = "full"
-    reshard_after_forward: Annotated[  # type: ignore[misc]  # a class has one value for all, or a field
+    reshard_after_forward: Annotated[
         bool, "free gathered layers between forward and backward: less memory, gathered twice"
     ] = True
-    offload: Annotated[bool, "keep the shards, and the optimizer's step, in CPU memory"] = False  # type: ignore[misc]
-    sum_gradients: Annotated[  # type: ignore[misc]
+    offload: Annotated[bool, "keep the shards, and the optimizer's step, in CPU memory"] = False
+    sum_gradients: Annotated[
         Literal["micro_batch", "update"],
         "when ranks add up gradients; update: once, and until then each holds all of them in float32, 4 bytes a weight",
     ] = "micro_batch"
@@ -91,6 +88,9 @@ class ReplicatedModel(ShardingSpec):
     """Each rank holds the whole model; only gradients are summed."""
 
     kind: ClassVar[str] = "replicate"
+    reshard_after_forward: ClassVar[bool] = False
+    offload: ClassVar[bool] = False
+    sum_gradients: ClassVar[str] = "update"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,7 +215,7 @@ class ServerClient:
         with self._transfer(path, self.seconds):
             async with self._http.stream("POST", path, json=body, timeout=timeout) as response:
                 await self._check_status(path, response)
-                async with aclosing(stream_lines(response, line=size.line, total=size.total)) as lines:  # type: ignore[type-var]
+                async with aclosing(stream_lines(response, line=size.line, total=size.total)) as lines:
                     async for line in lines:
                         if done or not line.startswith(b"data:"):
                             continue  # blank lines between events, comments, and fields that no server of ours uses

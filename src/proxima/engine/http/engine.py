@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from proxima.data import UserError, require
@@ -127,7 +127,7 @@ class HttpEngine:
         """Like `ServerSpec.check`, for servers that the engine has started."""
         return check_facts(self.spec, self.facts, needs, self._pool.replicas[0].url)
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """Stream completions as they end.
 
         Raises:

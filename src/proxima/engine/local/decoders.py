@@ -146,14 +146,14 @@ def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
     return rounded
 
 
-class _Perturbed:
+class _Perturbed(Decoder):
     """The logits of perturbed decoders."""
 
     perturbation: Perturbation
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
-        logits: Tensor = super().logits(hidden)  # type: ignore[misc]  # of the decoder beside it in each subclass
+        logits = super().logits(hidden)
         if self.perturbation.bias is None:
             return logits
         return logits.float() + self.perturbation.bias

@@ -12,7 +12,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
@@ -107,7 +107,7 @@ class ProcessEngine:
     def capabilities(self) -> Capabilities:
         return self.spec.capabilities_on(self._device)
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:

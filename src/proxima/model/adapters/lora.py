@@ -34,7 +34,7 @@ from proxima.model.architecture import (
 from proxima.model.parallel.lending import lender_of
 
 ALL_LINEAR = "all-linear"
-INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
+INIT: dict[str, bool | Literal["gaussian"]] = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def adapter_parameters(model: nn.Module, lora: Lora) -> int:
     """Count the weights that an adapter of this model trains; the model may be without weights (on the meta device)."""
     count = 0
     for module in target_layers(model, lora).values():
-        height, width = module.weight.shape  # type: ignore[misc]
+        height, width = module.get_parameter("weight").shape
         count += lora.rank * int(height + width)
         if lora.dora:
             count += int(width if _is_transposed(module) else height)
@@ -180,7 +180,7 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
         exclude_modules=apart or None,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
+        init_lora_weights=INIT[lora.init],
         fan_in_fan_out=any(map(_is_transposed, layers.values())),
         task_type=task,
     )

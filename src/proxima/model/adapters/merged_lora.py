@@ -1,6 +1,7 @@
 """An adapted linear layer whose bfloat16 product is that of the merged weight, as in an engine."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from peft.tuners.lora.layer import Linear
@@ -28,12 +29,13 @@ class MergedLora(Linear):
         bias = None if self.bias is None else self.bias.to(dtype)
         factors = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
         with torch.autocast(kind, enabled=False):
-            product: Tensor = MergedProduct.apply(x.to(dtype), self.weight, bias, *factors)  # type: ignore[no-untyped-call]
-        return product
+            return MergedProduct.apply(x.to(dtype), self.weight, bias, *factors)
 
 
 class MergedProduct(torch.autograd.Function):
     """x [..., in] (W + s B A)ᵀ + bias in the dtype of x; backward through the factors, in two small products."""
+
+    apply: ClassVar[Callable[..., Tensor]]  # torch gives it no type
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -29,11 +29,12 @@ def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     Args:
         dtype: to which a floating-point tensor is rounded before it is gathered; None: its own.
     """
-    sharded: Any = tensor.detach()
+    rounded = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
-        sharded = sharded.to(dtype)
+        rounded = rounded.to(dtype)
     if not isinstance(tensor, DTensor):
-        return sharded  # type: ignore[no-any-return]
+        return rounded
+    sharded: Any = rounded
     mesh = tensor.device_mesh
     local = sharded.to_local()
     if local.device.type != mesh.device_type:  # offloaded

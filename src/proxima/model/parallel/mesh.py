@@ -12,9 +12,10 @@ is the group that splits the experts, whose ranks compute different sequences.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -115,6 +116,8 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
 
 
 class _Exchange(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]  # torch gives it no type
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
         ctx.settings = sent, received, group
@@ -128,8 +131,7 @@ class _Exchange(torch.autograd.Function):
 def exchange(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
     """Send `rows` [Σ sent, …] to the ranks of the group, `sent` rows to each, and return [Σ received, …], `received`
     rows from each, in the order of the ranks. Counts may differ, and be 0. Collective, and so is its backward pass."""
-    out: Tensor = _Exchange.apply(rows, received, sent, group)  # type: ignore[no-untyped-call]
-    return out
+    return _Exchange.apply(rows, received, sent, group)
 
 
 def _all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
@@ -139,6 +141,8 @@ def _all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) 
 
 
 class _AddParts(torch.autograd.Function):
+    apply: ClassVar[Callable[..., Tensor]]  # torch gives it no type
+
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
         whole = part.clone(memory_format=torch.contiguous_format)
@@ -153,5 +157,4 @@ class _AddParts(torch.autograd.Function):
 def add_parts(part: Tensor, group: Any) -> Tensor:
     """The sum over the ranks of a group, all of which then compute the same from it: the gradient of a part is that of
     the sum, counted once. Collective; its backward pass is not."""
-    whole: Tensor = _AddParts.apply(part, group)  # type: ignore[no-untyped-call]
-    return whole
+    return _AddParts.apply(part, group)

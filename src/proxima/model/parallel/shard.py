@@ -133,7 +133,7 @@ def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> Non
     """Shard a scalar head in place, as a unit that always computes in float32 or wider. Collective."""
     settings = _settings(head, meshes_of(sharding, device), sharding)
     settings["mp_policy"] = MixedPrecisionPolicy(cast_forward_inputs=False)
-    head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]
+    head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]  # of this layer alone
     fully_shard(head, **settings, reshard_after_forward=True)
     _sum_gradients(head)
 

@@ -89,8 +89,11 @@ def is_sharded(module: nn.Module) -> bool:
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
     """The class that a module had before it was sharded."""
-    kind: Any = type(module)
-    return kind.__bases__[1] if is_sharded(module) else kind  # type: ignore[no-any-return]
+    kind = type(module)
+    if is_sharded(module):
+        plain: type[nn.Module] = kind.__bases__[1]
+        return plain
+    return kind
 
 
 def fill_weight(weight: Tensor, whole: Any) -> None:

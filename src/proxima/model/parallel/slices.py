@@ -177,11 +177,11 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         plain(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
+    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]  # of every module
     try:
         yield
     finally:
-        nn.Module.register_parameter = plain  # type: ignore[method-assign]
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]  # as before
 
 
 def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:

@@ -163,7 +163,7 @@ def parse_in_two_stages() -> None:
     except (ImportError, AttributeError):  # another version of the parser: leave it unchanged
         return
 
-    class TwoStages(one_stage):  # type: ignore[misc, valid-type]
+    class TwoStages(one_stage):  # type: ignore[misc, valid-type]  # it has no types
         mode = PredictionMode.SLL
 
         def create_parser(self, text: str) -> Any:

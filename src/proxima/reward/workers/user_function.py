@@ -57,11 +57,11 @@ def load_function(path: str) -> Callable[..., Any]:
         module = _load_file(Path(where))
     else:
         module = _load_module(where)
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ValueError(f"names {where!r}, which has no function {name!r}; {suggestion(name, functions)}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def _load_file(file: Path) -> Any:

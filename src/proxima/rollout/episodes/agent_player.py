@@ -8,7 +8,7 @@ plays several roles, the model's name in a request names the player, and each pl
 
 import asyncio
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
@@ -679,9 +679,9 @@ def _with_rewards_of_turns(
     rewards: Mapping[str, float], reward: float | None, talks: Sequence[Talk]
 ) -> tuple[dict[str, float], float]:
     """The reward of each player, where they have their own, with those of its turns, and that of the episode."""
-    of_players = Counter[str]()
+    of_players: dict[str, float] = defaultdict(int)
     for talk in talks:
-        of_players[talk.player] += sum(turn.reward for turn in talk.played.turns)  # type: ignore[assignment]
+        of_players[talk.player] += sum(turn.reward for turn in talk.played.turns)
     if not rewards:
         return {}, (reward or 0.0) + sum(of_players.values())
     with_turns = {player: given + of_players[player] for player, given in rewards.items()}

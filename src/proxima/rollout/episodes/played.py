@@ -446,7 +446,7 @@ async def sampled_turns(
     awaited = len(requests)
     times.await_turns(awaited)
     try:
-        async with aclosing(engine.generate(requests)) as stream:  # type: ignore[type-var]
+        async with aclosing(engine.generate(requests)) as stream:
             async for completion in stream:
                 awaited -= 1
                 times.await_turns(-1)

@@ -87,13 +87,14 @@ class SeatedEnvironments(AgentsInside):
     ) -> ChatAnswer | None:
         """What a role says; None: a limit of the episode is reached."""
         request = ChatRequest(messages=tuple(chat), tools=tuple(instance.interface.schemas), model=f"policy/{role}")
+        said: ChatAnswer
         try:
             (said,) = await job.ask(request)
         except ChatRefused as refused:
             if refused.code in LIMITS:
                 return None
             raise EnvironmentFailure(refused.message) from None
-        return said  # type: ignore[no-any-return]
+        return said
 
     async def _answers(self, job: AgentJob, instance: Instance, said: ChatAnswer) -> list[Answer]:
         before = instance.seconds

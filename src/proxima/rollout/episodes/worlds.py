@@ -379,7 +379,7 @@ def template_errors(template: TurnTemplate, messages: Sequence[Message], roles: 
 
 async def _begin_twice(world: World, prompt: Prompt, seed: int) -> tuple[ToolUse, list[Played | Exception]]:
     requests = [Request(prompt=prompt, sample=sample, sampling=Sampling(), seed=seed) for sample in range(2)]
-    table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]
+    table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]  # no turn is sampled
     try:
         begun = await table.begin()
         return table.use, begun

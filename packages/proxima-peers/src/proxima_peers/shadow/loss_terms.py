@@ -13,7 +13,7 @@ from proxima.core import PENALTIES
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import check_needs
 from proxima.core.penalty import K1, K2, K3, Abs
-from proxima.core.ratio import masked_log_ratio, masked_ratio
+from proxima.core.ratio import Level, masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.data import UserError
 from proxima.data.policy_batch import PolicyBatch
@@ -69,7 +69,7 @@ NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = (
 SMOOTH = " with the gradient of k2"
 NO_KL = "none"
 STATED_KL = "as stated"
-TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
+TIMES: dict[str, Level | None] = {"": None, " times the ratio": "token", " times the answer's ratio": "sequence"}
 YES_NO = {False: "no", True: "yes"}
 
 
@@ -277,14 +277,14 @@ def kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
     given = dump.settings.penalty
     if given is None:
         return
-    kinds: dict[str, tuple[Any, str]] = {}
+    kinds: dict[str, tuple[Any, Level | None]] = {}
     if stated_penalty(given) == STATED_KL:
-        kinds[STATED_KL] = given, ""
+        kinds[STATED_KL] = given, None
     if isinstance(given, K1 | K2 | K3 | Abs) and given.towards == "reference":
         for name, (kind, more) in ESTIMATES.items():
             for times, level in TIMES.items():
                 kinds[f"{name}{times}"] = PENALTIES[kind](given.coefficient, **more), level
-            kinds[f"{name}{SMOOTH}"] = PENALTIES[kind](given.coefficient, straight_through=True, **more), ""
+            kinds[f"{name}{SMOOTH}"] = PENALTIES[kind](given.coefficient, straight_through=True, **more), None
     choices = (False, True) if "weight" in dump else (False,)
     for said, (spec, level) in kinds.items():
         for weighted in choices:
@@ -301,12 +301,12 @@ def _nothing(mask: Tensor) -> Made:
     return nothing, nothing
 
 
-def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, weighted: bool) -> Made:
+def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: Level | None, *, weighted: bool) -> Made:
     leaf = dump["log_prob"].clone().requires_grad_()
     b = update_batch(dump, mask, leaf, centre, torch.zeros(mask.shape, dtype=torch.float64))
     value = spec(b)
-    if level:
-        value = value * masked_ratio(b, level)  # type: ignore[arg-type]
+    if level is not None:
+        value = value * masked_ratio(b, level)
     (slope,) = torch.autograd.grad(value.sum(), leaf)
     token = value.detach().double().view(mask.shape)
     slope = slope.double()

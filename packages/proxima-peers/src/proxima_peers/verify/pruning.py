@@ -1,7 +1,7 @@
 """Completion pruning (CPPO, lzhxmu): the advantages, and the completions that are kept."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
 import torch
 
@@ -11,6 +11,9 @@ from proxima.core.selection.dropping import Prune
 from proxima.data.outcomes import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record
+
+KEPT: dict[str, Literal["largest", "smallest"]] = {"smallest": "largest", "largest": "smallest"}  # by what is removed
+COUNTED: dict[str, Literal["keep", "drop"]] = {"kept_indices": "drop", "kept_indices_verl_recipe": "keep"}
 
 
 def pruning_advantages(record: Record) -> Iterator[Attempt]:
@@ -36,12 +39,12 @@ def pruned_selection(record: Record) -> Iterator[Attempt]:
     p = record.params
     values = as_tensor(record.inputs["advantages"])
     o = Outcomes.of(values, torch.zeros(len(values), dtype=torch.long))
-    keep: Any = {"smallest": "largest", "largest": "smallest"}[p["metric"]]  # the flag names what is removed
+    keep = KEPT[p["metric"]]
     theirs = record.expected
     checks = []
-    for name, count in (("kept_indices", "drop"), ("kept_indices_verl_recipe", "keep")):
+    for name, count in COUNTED.items():
         if name in theirs:
-            kept = Prune(p["pruning"], keep, "batch", count)(o, values).nonzero().flatten()  # type: ignore[arg-type]
+            kept = Prune(p["pruning"], keep, "batch", count)(o, values).nonzero().flatten()
             checks.append(Check(name, kept, theirs[name] if count == "drop" else sorted(theirs[name])))  # no order
             if name == "kept_indices" and "kept_advantages" in theirs:
                 checks.append(Check("kept_advantages", values[kept], theirs["kept_advantages"]))

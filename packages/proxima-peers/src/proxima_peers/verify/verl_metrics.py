@@ -60,7 +60,11 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
     numbers: Metrics = {"ppo_kl": SumCount.over(gap, mask), "pg_clipfrac": none, "pg_clipfrac_lower": none}
     if isinstance(spec, PpoClip | Gspo):
         own = spec(b).metrics
-        both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens
+        low = own["clip_fraction_low"]
+        high = own["clip_fraction_high"]
+        assert isinstance(low, SumCount)
+        assert isinstance(high, SumCount)
+        both = low + high  # shares of the same tokens
         numbers["pg_clipfrac"] = replace(both, count=both.count / 2)
         numbers["pg_clipfrac_lower"] = own["clip_fraction_dual"]
         ratio = masked_ratio(b)

@@ -53,7 +53,7 @@ class DeviceWatch(TorchDispatchMode):
     waits for the device, by operation: `item`, `copy to the host`, `copy to the device` …"""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no type
         self.bytes = LiveBytes()
         self.waits = Counter[str]()
         self.kind = ACTIVATIONS
@@ -99,11 +99,11 @@ class DeviceWatch(TorchDispatchMode):
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(1, device=…)` is a copy to the device
         self._undo.callback(ON_SYNCHRONIZE.clear)
         ON_SYNCHRONIZE.append(partial(self.wait, "synchronize"))
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]  # likewise
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # likewise
         self._undo.close()
 
     def wait(self, what: str) -> None:

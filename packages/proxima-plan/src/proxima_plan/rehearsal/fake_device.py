@@ -136,8 +136,9 @@ def _attention(
         key, value = (x.repeat_interleave(repeat, dim=1) for x in (key, value))
     operators = torch.ops.aten
     if attn_mask is None and query.dtype != torch.float32 and query.shape[-1] <= FLASH_HEAD:
-        out = operators._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-        return out  # type: ignore[no-any-return]
+        flash = operators._scaled_dot_product_flash_attention
+        out: Tensor = flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        return out
     bias = attn_mask
     if bias is not None:
         if bias.dtype == torch.bool:
@@ -145,7 +146,8 @@ def _attention(
         bias = bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     learns = any(x.requires_grad for x in (query, key, value)) and torch.is_grad_enabled()
     efficient = operators._scaled_dot_product_efficient_attention
-    return efficient(query, key, value, bias, learns, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
+    out = efficient(query, key, value, bias, learns, dropout_p, is_causal, scale=scale)[0]
+    return out
 
 
 def _grouped_product(

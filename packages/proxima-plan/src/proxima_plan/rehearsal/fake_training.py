@@ -81,9 +81,10 @@ class FakeLoader:
 
         revision = given.get("revision")
         sharding = self.sharding
+        if path != self.path:
+            sharding = auxiliary_sharding(sharding, path, revision)
         if sharding is not None:
-            sharding = sharding if path == self.path else auxiliary_sharding(sharding, path, revision)
-            require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)  # type: ignore[arg-type]
+            require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)
         config: Any = load_config(path, revision)
         kind: Any
         if scalar:
@@ -119,7 +120,7 @@ class FakeLoader:
         place: Any = model_source
         place.load = self.load
         place.load_scalar_model = partial(self.load, scalar=True)
-        learning.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
+        learning.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]  # nothing calls it
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ def trainings(config: Any, loader: FakeLoader) -> list[Training]:
     loader.install()
     source = config.model.source(config.seed)
     if not isinstance(config, RunConfig):
-        method = class_at(family_of_config(config).method)(config, source, None, 0)  # type: ignore[union-attr]
+        family = family_of_config(config)
+        assert family is not None
+        method = class_at(family.method)(config, source, None, 0)
         stack = learning.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
         return [Training(stack, method.objective())]
     engines: Any = {path: path for path in (REFERENCE, TEACHER)}

@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -94,7 +94,7 @@ class TimedEngine:
     def decodes(self) -> bool:
         return not self._held and (self._drains or not self._paused)
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[Completion, None]:
         done: asyncio.Queue[Completion] = asyncio.Queue()
         trained = self.spec.completions
         self.waiting.extend(TimedGroup(one, done, self.lengths(one.prompt.uid), trained) for one in requests)

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 # torch's stubs lack them
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # see above
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line

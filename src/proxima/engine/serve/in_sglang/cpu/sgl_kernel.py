@@ -33,7 +33,7 @@ class _Submodules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = _names_of(module.__name__)  # type: ignore[method-assign]
+        vars(module)["__getattr__"] = _names_of(module.__name__)
 
 
 def _names_of(module: str) -> Any:

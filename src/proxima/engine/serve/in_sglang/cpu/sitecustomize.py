@@ -32,7 +32,7 @@ class _BeforeTorchvision(importlib.abc.MetaPathFinder):
                 self.library = torch.library.Library("torchvision", "DEF")  # it lasts as long as the object
                 for schema in SCHEMAS:
                     self.library.define(schema)
-                sys.torchvision_schemas = self  # type: ignore[attr-defined]
+                sys.torchvision_schemas = self  # type: ignore[attr-defined]  # keeps it
 
 
 def _loads(torch: Any, package: Any) -> bool:
