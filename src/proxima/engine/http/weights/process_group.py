@@ -28,9 +28,7 @@ from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
-
-# torch's stubs lack them
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # see above
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]  # not in torch's stubs
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line
