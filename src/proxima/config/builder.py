@@ -50,7 +50,7 @@ class Builder:
         self.problems.append(problem)
         return FAILED
 
-    def leaf(self, path: str, value: Any, node: Node, of: FieldInfo | type, default: Any = MISSING) -> Any:
+    def leaf(self, path: str, value: object, node: Node, of: FieldInfo | type, default: Any = MISSING) -> Any:
         """Enter the value as a line of `explain`, and return it."""
         source = node.source
         shown = to_json(value)
@@ -229,7 +229,7 @@ def _indexed(node: Node) -> Node:
 PLACES = ("folder", "path")  # fields of any config or spec that name files: `~` in them is the home folder
 
 
-def _expand_user(value: Any) -> Any:
+def _expand_user(value: object) -> Any:
     if isinstance(value, str):
         return os.path.expanduser(value)
     if isinstance(value, tuple):
@@ -263,7 +263,7 @@ class Mismatch(Exception):
         self.node = node
 
 
-def coerce(node: Node, hint: Any) -> Any:
+def coerce(node: Node, hint: object) -> Any:
     """Convert the node's value to `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, or a
     union of them.
 
@@ -289,7 +289,7 @@ def coerce(node: Node, hint: Any) -> Any:
     raise Mismatch(" or ".join(dict.fromkeys(expected)), failures[0].where, failures[0].node)
 
 
-def _one(node: Node, hint: Any) -> Any:
+def _one(node: Node, hint: object) -> Any:
     origin = get_origin(hint)
     if origin is Literal:
         return _literal(node, get_args(hint))
@@ -375,13 +375,13 @@ def _items(node: Node, hints: Sequence[Any]) -> list[Any]:
     return [_child(index, child, hint) for index, (child, hint) in enumerate(pairs)]
 
 
-def _mapping(node: Node, hint: Any) -> dict[str, Any]:
+def _mapping(node: Node, hint: object) -> dict[str, Any]:
     if node.mapping is None:
         raise Mismatch("a mapping: {name: value, …}")
     return {key: _child(key, child, hint) for key, child in node.mapping.items()}
 
 
-def _child(key: object, child: Node, hint: Any) -> Any:
+def _child(key: object, child: Node, hint: object) -> Any:
     try:
         return coerce(child, hint)
     except Mismatch as failure:

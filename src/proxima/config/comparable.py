@@ -110,7 +110,7 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
             yield below, to_json_value(to_json(value))  # infinity would be read back as null
 
 
-def _same_place(first: Any, second: Any) -> bool:
+def _same_place(first: object, second: object) -> bool:
     """True for two spellings of one existing path, such as an absolute and a relative one."""
     if not isinstance(first, str) or not isinstance(second, str):
         return False

@@ -112,7 +112,7 @@ def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
             yield from all_fields(info.section, f"{path}{info.name}.")
 
 
-def options_of(hint: Any) -> tuple[Any, ...]:
+def options_of(hint: object) -> tuple[Any, ...]:
     """The members of a union, else the type itself."""
     if get_origin(hint) in (Union, types.UnionType):
         return get_args(hint)

@@ -123,7 +123,7 @@ def _spec(cls: type, names: list[str], definitions: Json) -> Json:
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", Path: "string"}
 
 
-def _type(hint: Any) -> Json:
+def _type(hint: object) -> Json:
     options = options_of(hint)
     if len(options) > 1:
         return {"anyOf": [_type(option) for option in options]}

@@ -400,7 +400,7 @@ def _at(config: Any, path: str) -> Any:
     return config
 
 
-def _child(value: Any, name: str) -> Any:
+def _child(value: object, name: str) -> Any:
     """A field, or an entry of a mapping or sequence; None if there is none."""
     if isinstance(value, Mapping):
         return value.get(name)

@@ -68,7 +68,7 @@ def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
 Loader.add_constructor(_TAG + "int", _construct_int)
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: object) -> Any:
     """A field's value in JSON types: tuples become lists, paths texts, and a section a mapping of its fields."""
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
@@ -79,7 +79,7 @@ def to_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def in_one_line(value: Any) -> str:
+def in_one_line(value: object) -> str:
     """A plain value as YAML in one line, numbers as people write them: `1e-05`, `0.15`, `1`."""
     if isinstance(value, float):
         if math.isfinite(value):
@@ -98,7 +98,7 @@ def in_one_line(value: Any) -> str:
         return safe_repr(value)
 
 
-def for_any_reader(value: Any) -> str:
+def for_any_reader(value: object) -> str:
     """As `in_one_line`, but with every digit, and with a point in `1.0e-05`, without which YAML 1.1 reads a text."""
     if isinstance(value, float) and math.isfinite(value):
         return re.sub(r"^(-?\d+)(e|$)", r"\1.0\2", repr(value))

@@ -114,7 +114,7 @@ class WeightedReward:
     def load(self) -> None:
         """Load the weights of a model before the first `score`; called if `where` is `compute`."""
 
-    def unreadable(self, answer: Any) -> str | None:
+    def unreadable(self, answer: object) -> str | None:
         """The reason why this reward can't score a row with this answer; None if it can. A list is unreadable if any
         element is, because a completion that equals that element would count as wrong."""
         try:
@@ -122,11 +122,11 @@ class WeightedReward:
         except ValueError as error:
             return str(error)
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         """The reason why this reward can't compare with this single answer; None if it can."""
         return missing_answer(answer) if self.needs_answer else None
 
-    def right_answers(self, answer: Any) -> list[Any]:
+    def right_answers(self, answer: object) -> list[Any]:
         """The answers with which a row is scored, one at a time; ValueError, with the reason, if there is none."""
         if self.needs_answer and not self.reads_lists:
             return right_answers(answer)
@@ -234,11 +234,11 @@ class PooledReward(WeightedReward):
         """A job that each new worker runs before its first chunk."""
         return None
 
-    def answer_job(self, answer: Any) -> Job | str | None:
+    def answer_job(self, answer: object) -> Job | str | None:
         """The result of `unreadable_one`, or the job whose result contains it as `why`."""
         return missing_answer(answer)
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         job = self.answer_job(answer)
         if isinstance(job, Job):
             why: str | None = job.run()["why"]
@@ -319,7 +319,7 @@ def binary_score(correct: bool) -> Score:
     return Score(value=float(correct), correct=correct)
 
 
-def missing_answer(answer: Any) -> str | None:
+def missing_answer(answer: object) -> str | None:
     """The reason why a row without an answer can't be scored; None if it has an answer. NaN and infinities, by which
     Python's JSON and tables mark missing numbers, are not answers."""
     if isinstance(answer, float) and not math.isfinite(answer):
@@ -346,7 +346,7 @@ AS_LIST = (
 _LIST_AS_TEXT = re.compile(r"""\s*\[\s*(["']).*\1\s*,?\s*\]\s*""", re.DOTALL)
 
 
-def right_answers(answer: Any) -> list[Any]:
+def right_answers(answer: object) -> list[Any]:
     """The right answers in a row's answer: the elements of a list, otherwise the answer itself.
 
     A text is one answer, because `[0, 5]` is an interval. A text with a list of texts, as in a CSV file, is refused,

@@ -189,7 +189,7 @@ class WorkerCalls(RewardCalls):
             reasons.append(first_reason(whys))
         return reasons
 
-    def _answer_jobs(self, answer: Any) -> list[Job | str | None]:
+    def _answer_jobs(self, answer: object) -> list[Job | str | None]:
         """The checks of an answer: for each of several right answers, a job or its result."""
         try:
             return [self.reward.answer_job(each) for each in self.reward.right_answers(answer)]

@@ -360,7 +360,7 @@ class CallShape:
         return {name: value for name, value in values.items() if self.everything or name in self.named}
 
 
-def _is_text(annotation: Any) -> bool:
+def _is_text(annotation: object) -> bool:
     """Return True for `str` or `str | None`, given as an object or as source text."""
     if isinstance(annotation, str):
         inner = annotation.replace(" ", "").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
@@ -132,7 +131,7 @@ def _integer(digits: str) -> int | float:
     return int(digits)
 
 
-def _score(item: Any) -> Score:
+def _score(item: object) -> Score:
     """One entry of `scores`; an invalid entry is a failed score."""
     try:
         if item is None:
@@ -155,7 +154,7 @@ def _score(item: Any) -> Score:
         return Score.failed(f"ValueError: {error}"[:300])
 
 
-def _number(value: Any, key: str) -> float:
+def _number(value: object, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"returned {key:.80}={value!r:.80}, expected a number")
     return float(value)

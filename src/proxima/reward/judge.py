@@ -377,7 +377,7 @@ def _message(data: bytes) -> tuple[str, Mapping[str, Any]]:
     return content, usage
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40:
         return value
     return None

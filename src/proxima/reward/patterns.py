@@ -50,7 +50,7 @@ class _Reader:
             self.anchored = self.at_beginning and not self.gap
         self.runs[-1] += letter
 
-    def _place(self, place: Any) -> None:
+    def _place(self, place: object) -> None:
         if place in (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING) and self.runs == [""] and not self.gap:
             self.at_beginning = True
         elif place not in (_constants.AT_BOUNDARY, _constants.AT_NON_BOUNDARY):

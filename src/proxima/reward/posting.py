@@ -176,7 +176,7 @@ async def _explanation(response: httpx.Response, token: str) -> str:
     return f": {shown[:200]}" if shown else ""
 
 
-def _reason(content: Any) -> str:
+def _reason(content: object) -> str:
     """The first text on one line under a key of an error, or under its `message`; empty: there is none."""
     if not isinstance(content, dict):
         return ""

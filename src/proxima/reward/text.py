@@ -30,7 +30,7 @@ class Exact(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         return missing_answer(answer) or solution_hint(str(answer))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
@@ -106,7 +106,7 @@ class Regex(PooledReward):
         required_answer(prompt, self.kind)
         return Job(grader="regex", arguments={"pattern": self.pattern, "text": completion.text})
 
-    def answer_job(self, answer: Any) -> Job | str | None:
+    def answer_job(self, answer: object) -> Job | str | None:
         return missing_answer(answer) or solution_hint(str(answer))
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:

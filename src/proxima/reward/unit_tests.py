@@ -91,7 +91,7 @@ class UnitTests(PooledReward):
         note = fallback_note(self.sandbox)
         return [note] if note else []
 
-    def answer_job(self, answer: Any) -> Job | str | None:
+    def answer_job(self, answer: object) -> Job | str | None:
         try:
             as_tests(answer, self.entry_point)
         except ValueError as error:
@@ -144,7 +144,7 @@ def _column(prompt: Prompt, name: str) -> str:
 NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.alias  # nodes that bind a name
 
 
-def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
+def as_tests(answer: object, entry_point: str | None) -> dict[str, Any]:
     """The row's tests in the form that `run_unit_tests` takes; ValueError, with the reason, if they are not tests."""
     tests = answer
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):

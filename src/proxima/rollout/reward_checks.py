@@ -121,7 +121,7 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
     return [f"{facts}; {fate}"]
 
 
-def _quoted(answer: Any) -> str:
+def _quoted(answer: object) -> str:
     """An answer in one printable line."""
     text = json.dumps(answer, ensure_ascii=True, default=repr)
     return text if len(text) <= 60 else f"{text[:60]}…"

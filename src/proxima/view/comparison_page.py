@@ -393,7 +393,7 @@ def half_width(mean: SeedMean, places: int) -> str:
     return "" if mean.half is None else f" ± {fixed(mean.half, places)}"
 
 
-def config_value(value: Any) -> str:
+def config_value(value: object) -> str:
     """Format a config value on one line."""
     if value is None:
         return NONE

@@ -314,7 +314,7 @@ def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
     return lines
 
 
-def _final(answer: Any) -> str:
+def _final(answer: object) -> str:
     """The final answer of a reference; GSM8K's has the solution before it."""
     return str(answer).rpartition("####")[2].strip()
 

@@ -97,7 +97,7 @@ def report_values(run: Run) -> dict[str, Any]:
     }
 
 
-def environment_text(value: Any) -> str:
+def environment_text(value: object) -> str:
     """A value of `environment.json`; the items of a list are separated by commas."""
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 

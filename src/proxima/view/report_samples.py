@@ -201,7 +201,7 @@ def _outcome(row: Mapping[str, Any]) -> str:
     return str(outcome)
 
 
-def answer_text(answer: Any) -> str:
+def answer_text(answer: object) -> str:
     """Format an expected answer: a string unchanged, anything else as JSON."""
     if answer is None:
         return ""

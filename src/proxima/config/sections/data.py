@@ -281,7 +281,7 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
                 yield f"{slot}.{name}", f"no such file; {_how_to_get(Path(value).expanduser())}"
 
 
-def _names_a_file(value: Any) -> bool:
+def _names_a_file(value: object) -> bool:
     """True for the path of one local data file."""
     return isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value
 

@@ -6,7 +6,6 @@ from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
@@ -52,7 +51,7 @@ def number_at(text: str, match: re.Match[str]) -> Decimal:
     return number.copy_negate() if negative else number
 
 
-def as_number(value: Any) -> Decimal | None:
+def as_number(value: object) -> Decimal | None:
     """The exact value of a text that is one number (or of a JSON number); `$`, commas and a final period are allowed.
     None for anything else."""
     if isinstance(value, bool) or value is None:
@@ -99,7 +98,7 @@ def solution_hint(answer: str, reads_box: bool = False) -> str | None:
     return None
 
 
-def row_answer(answer: Any, in_box: bool) -> str:
+def row_answer(answer: object, in_box: bool) -> str:
     r"""The row's answer as text, without a `\boxed{…}` around it; with `in_box`, the contents of the last box.
     ValueError for a whole solution without `in_box`, or if `in_box` is set and there is no box."""
     text = str(answer)
@@ -134,7 +133,7 @@ def as_fraction(text: str) -> Fraction | None:
     return Fraction(-over if match["sign"] else over, under)
 
 
-def same_answer(text: str, answer: Any) -> bool:
+def same_answer(text: str, answer: object) -> bool:
     """Compare as numbers if both are numbers, else as text without outer whitespace."""
     left, right = as_number(text), as_number(answer)
     if left is not None and right is not None:
@@ -162,7 +161,7 @@ class Gsm8kReward(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         text = str(answer)
         if (missing := missing_answer(answer)) or as_number(text.rpartition("####")[2]) is not None:
             return missing
@@ -202,7 +201,7 @@ class Boxed(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         try:
             return missing_answer(answer) or (row_answer(answer, self.answer_in_box) and None)
         except ValueError as error:

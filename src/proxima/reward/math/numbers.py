@@ -5,7 +5,6 @@ from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score, prompt_name
@@ -40,7 +39,7 @@ class Number(WeightedReward):
     needs_answer = True
     where = "inline"
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         missing = missing_answer(answer)
         if missing or as_number(answer) is not None:
             return missing
@@ -85,7 +84,7 @@ class Accuracy152(WeightedReward):
         super().__post_init__()
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
 
-    def unreadable_one(self, answer: Any) -> str | None:
+    def unreadable_one(self, answer: object) -> str | None:
         return missing_answer(answer) or (None if "####" in str(answer) else solution_hint(str(answer)))
 
     @property

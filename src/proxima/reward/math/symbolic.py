@@ -1,7 +1,6 @@
 """Reward `math`: compares numbers and words in this process, and formulas by math-verify in a worker."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
@@ -79,7 +78,7 @@ class Math(PooledReward):
         arguments = {"answer": verdict.answer, "texts": list(verdict.texts)}
         return Job(grader="math", arguments=arguments, cpu_seconds=self.cpu_seconds)
 
-    def answer_job(self, answer: Any) -> Job | str | None:
+    def answer_job(self, answer: object) -> Job | str | None:
         missing = missing_answer(answer)
         if missing:
             return missing

@@ -195,7 +195,7 @@ def submitted_group(given: Any, limits: ScorerLimits) -> Group:
     return unscored(Prompt(uid=0, messages=texts, tokens=np.zeros(0, np.int32)), made)
 
 
-def _require(value: Any, form: Any, place: str) -> None:
+def _require(value: object, form: object, place: str) -> None:
     """Raise HTTPException, which names the field at `place` (empty: the request), unless the value has the form."""
     if isinstance(form, tuple):
         if value not in form:
@@ -216,7 +216,7 @@ def _require(value: Any, form: Any, place: str) -> None:
             _require(value.get(key), inner, above + key)
 
 
-def _unfit(value: Any, place: str, expected: str) -> HTTPException:
+def _unfit(value: object, place: str, expected: str) -> HTTPException:
     return HTTPException(400, f"{place or 'the request'}={json.dumps(value)[:48]} must be {expected}")
 
 

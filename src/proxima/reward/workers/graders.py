@@ -100,7 +100,7 @@ def _reasoning_gym(task: str, config: str) -> Any:
     return reasoning_gym.create_dataset(task, **settings)
 
 
-def decode_json(value: Any) -> Any:
+def decode_json(value: object) -> Any:
     """JSON that the task `reasoning_gym` encoded, with its tuples and non-text keys restored."""
     if isinstance(value, list):
         return [decode_json(item) for item in value]
@@ -248,7 +248,7 @@ def _grader() -> Any:
     return grader
 
 
-def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
+def numerically_equal(first: object, second: object, float_rounding: int, numeric_precision: int) -> bool:
     """Return True if two numbers, or matrices of them, are equal; False for anything that can't be evaluated. A
     percentage is equal to its number without the percent sign. The last two parameters are math-verify's, and are
     ignored."""
@@ -311,7 +311,7 @@ def same_value(first: Any, second: Any) -> bool:
     return all(part == 0 or (part.is_Float and part._prec == 1) for part in value.as_real_imag())
 
 
-def _percentage(value: Any) -> Any:
+def _percentage(value: object) -> Any:
     """12 of `12%`, which the parser turns into 12 times an unevaluated 1/100; any other value unchanged."""
     from sympy import Mul, Rational, UnevaluatedExpr
 

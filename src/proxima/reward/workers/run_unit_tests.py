@@ -67,7 +67,7 @@ class Code:
         """The value of a name in the code: plain data, or a stand-in."""
         return self._send("value", (), [["name", name]], {})
 
-    def ask(self, do: str, *arguments: Any, **named: Any) -> Any:
+    def ask(self, do: str, *arguments: object, **named: object) -> Any:
         """Run an operation of `code_process` and return its value; raises the exception that it raised in the code."""
         encoded = {name: to_plain(argument, self._reference) for name, argument in named.items()}
         return self._send(do, arguments, [to_plain(argument, self._reference) for argument in arguments], encoded)
@@ -101,7 +101,7 @@ class Code:
             return RemoteIterator(self, int(inside))
         return RemoteObject(self, int(inside))
 
-    def _reference(self, value: Any) -> Any:
+    def _reference(self, value: object) -> Any:
         """The reference sent for an object that is not plain data: an object of the code, or of the row's setup."""
         if isinstance(value, Remote):
             return ["object", value._Remote__number]
@@ -149,14 +149,14 @@ class Remote:
         object.__setattr__(self, "_Remote__code", code)
         object.__setattr__(self, "_Remote__number", number)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         return self.__code.ask("call", self, *arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
         _refuse_special(name)
         return self._ask("getattr", name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         _refuse_special(name)
         self._ask("setattr", name, value)
 
@@ -178,10 +178,10 @@ class Remote:
     def __hash__(self) -> int:
         return hash(self.__number)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError("an object of the code can't be copied")
 
-    def _ask(self, do: str, *arguments: Any) -> Any:
+    def _ask(self, do: str, *arguments: object) -> Any:
         return self.__code.ask(do, self, *arguments)
 
     def _expect(self, kind: type, do: str) -> Any:
@@ -197,7 +197,7 @@ class RemoteObject(Remote):
 
     __slots__ = ()
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return self._ask("getitem", key)
 
     def __iter__(self) -> Iterator[Any]:
@@ -428,7 +428,7 @@ def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
     """A test for each call of a function, which is `Solution().NAME` if the code defines no such name itself. The
     expected value may be wrapped in a list, and tuples count as lists."""
 
-    def run(arguments: Sequence[Any], expected: Any) -> None:
+    def run(arguments: Sequence[Any], expected: object) -> None:
         try:
             function = code.value(calls["name"])
         except KeyError:
@@ -439,7 +439,7 @@ def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
     return [partial(run, *pair) for pair in zip(calls["inputs"], calls["outputs"], strict=True)]
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     if isinstance(value, list | tuple):
         return [_listed(item) for item in value]
     return value

@@ -30,7 +30,7 @@ def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any
     return {}
 
 
-def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
+def call_function(path: str, /, *arguments: object, **named: object) -> Any:
     """Call the function; an exception gets a note with the last line of the function's file that it passed."""
     function = load_function(path)
     try:
@@ -247,7 +247,7 @@ def _prompt(fields: Mapping[str, Any]) -> Any:
     return Prompt(**{**fields, "messages": tuple(fields["messages"])})
 
 
-def _as_dict(result: Any) -> dict[str, Any]:
+def _as_dict(result: object) -> dict[str, Any]:
     """A number, bool, `Score` or dict as a dict with `value` and floats, so that JSON can hold it."""
     if isinstance(result, Score):
         if not result.valid:
@@ -274,7 +274,7 @@ def to_float(value: object, key: str) -> float:
     raise ValueError(f"returned {key}={_repr(value)}, expected a number")
 
 
-def _to_bool(value: Any) -> bool | None:
+def _to_bool(value: object) -> bool | None:
     scalar = _scalar(value)
     if scalar not in (None, True, False):
         raise ValueError(f"returned correct={_repr(value)}, expected true, false or nothing")

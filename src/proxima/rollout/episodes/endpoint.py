@@ -194,7 +194,7 @@ class GivenReward:
     reward: float
 
 
-def read_reward(body: Any) -> GivenReward:
+def read_reward(body: object) -> GivenReward:
     """Read the body of a request to `/v1/rewards`; ChatRefused names a field that is wrong."""
     if not isinstance(body, dict):
         raise ChatRefused("the request must be a JSON object with id and reward")

@@ -152,7 +152,7 @@ class GroupTable:
         self.clock = asyncio.get_running_loop().time
         self.began = self.clock()
 
-    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: object) -> None:
         """Run `work` concurrently; an exception that it raises is delivered."""
 
         async def run() -> None:

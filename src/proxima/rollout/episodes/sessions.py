@@ -125,7 +125,7 @@ class SessionFile:
         for name in opened:
             self.ended(name, "the run was stopped before it was closed")
 
-    def write(self, event: str, **facts: Any) -> None:
+    def write(self, event: str, **facts: object) -> None:
         """Append a line, whole or not at all; OSError if it can't be written."""
         line = dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n"
         with self.path.open("ab", buffering=0) as file:
@@ -403,7 +403,7 @@ class SessionAgents(ListeningAgents):
         except OSError:  # the next start writes that it has ended
             return
 
-    def _write(self, event: str, **facts: Any) -> None:
+    def _write(self, event: str, **facts: object) -> None:
         """Write to the journal before anything changes."""
         try:
             self._journal.write(event, **facts)
@@ -443,7 +443,7 @@ class SessionAgents(ListeningAgents):
                 return
 
 
-def checked_reward(value: Any, where: str) -> float:
+def checked_reward(value: object, where: str) -> float:
     """A reward as a number; ChatRefused if it is none that can be trained on."""
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):

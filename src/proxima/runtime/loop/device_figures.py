@@ -16,7 +16,7 @@ COMMANDS = "proxima.commands"  # the group of entry points of other distribution
 
 
 def device_figures(
-    result: UpdateResult, stack: TrainStack, placement: Any, tokens: float, seconds: float
+    result: UpdateResult, stack: TrainStack, placement: object, tokens: float, seconds: float
 ) -> dict[str, float]:
     """Return the speed of a step on its devices, and their memory.
 
@@ -73,7 +73,7 @@ def planned_memory(resolved: Resolved[Any] | None, device: torch.device) -> int 
     return None
 
 
-def engine_devices(placement: Any) -> float:
+def engine_devices(placement: object) -> float:
     """Return how many devices the servers of `placement.engines` have beside those of the ranks."""
     if not isinstance(placement, RayPlacement) or placement.colocate:
         return 0.0

@@ -376,7 +376,7 @@ class TrainingLoop:
         """Say why the step of this record, which had no gradient, trained nothing."""
         return why_untrained(record)
 
-    async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
+    async def write_aside(self, write: Callable[..., object], *arguments: object) -> None:
         """Write a large file in the compute thread, as soon as there is space for it."""
         await self.disk.retry_when_full(lambda: self.compute.run(write, *arguments))
 
@@ -385,7 +385,7 @@ class TrainingLoop:
         return self.activity.now()
 
     @contextmanager
-    def timed(self, stage: str, **facts: Any) -> Iterator[None]:
+    def timed(self, stage: str, **facts: object) -> Iterator[None]:
         """Time a stage of a step; its seconds are added to `times`, and its span with the `facts` to the timeline."""
         start = self.clock.now()
         try:
@@ -407,7 +407,7 @@ class TrainingLoop:
         self.activity.advanced(done, total, unit)
         self.observer.progress(stage, done, total, unit)
 
-    async def cancel_on_stop(self, work: Awaitable[Any]) -> Any:
+    async def cancel_on_stop(self, work: Awaitable[T]) -> T:
         """Return the result of an awaitable; raise `Stopped` and cancel it as soon as the user stops the run, even if
         the result is ready."""
         task = asyncio.ensure_future(work)

@@ -40,7 +40,7 @@ def places_ranks(config: Any) -> bool:
     return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
 
 
-def check_launch(placement: Any) -> None:
+def check_launch(placement: object) -> None:
     """Raise FieldError if the placement is for one process and a launcher has started several, or for several and no
     launcher has started them."""
     adopt_launcher()

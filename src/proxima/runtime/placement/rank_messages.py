@@ -46,7 +46,7 @@ class Channel:
         self._rest = bytearray()
         self._sending = threading.Lock()
 
-    def send(self, **message: Any) -> None:
+    def send(self, **message: object) -> None:
         """Send a message, if the other side is still connected; from any thread."""
         with self._sending, suppress(OSError):
             self.connection.sendall(json.dumps(message, default=repr).encode() + b"\n")

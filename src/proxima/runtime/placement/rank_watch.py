@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from proxima.config.sections.placement import STARTED_AGAIN, is_supervised
@@ -325,7 +326,7 @@ def terminated_by_launcher(monitor: RankWatch) -> Iterator[None]:
     """Ignore the launcher's signal if a rank has died: the signal is for all processes, but this one must report
     why."""
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         time.sleep(SETTLE / 2)  # the death may not have been heard yet
         if not monitor.losing:
             raise KeyboardInterrupt

@@ -217,7 +217,7 @@ def _is_granted(bundles: Any) -> bool:
         raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
 
 
-def start_actor(kind: type, place: tuple[Any, int] | None, *arguments: Any, **resources: float) -> Any:
+def start_actor(kind: type, place: tuple[Any, int] | None, *arguments: object, **resources: float) -> Any:
     """Start an actor. When it dies it stays dead: what runs again is decided by who watches it.
 
     Args:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from proxima.config.resolution import Recipe
 from proxima.config.resolved import Resolved
 from proxima.config.sections.placement import STARTED_BY, RayPlacement
 from proxima.data import UserError
@@ -90,7 +91,7 @@ class RankGroup:
 
 
 def train_on_ray(
-    resolved: Resolved[Any], recipe: Any, overrides: Sequence[str], begin: Mapping[str, bool]
+    resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], begin: Mapping[str, bool]
 ) -> tuple[int, Path]:
     """Train a recipe on the ranks of its placement; returns the exit code of the command, and the run folder.
 

@@ -59,7 +59,7 @@ def _other_algorithm(journal: Journal, differing: Sequence[tuple[str, Any, Any]]
     return FieldError(path, None if now is ABSENT else now, reason, remedy=_remedy(path))
 
 
-def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
+def _refusal(journal: Journal, path: str, was: object, wanted: object) -> FieldError:
     shown = "a config without it" if was is ABSENT else repr(was)
     reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
     if not may_differ(path, Purpose.CHANGE):
@@ -120,7 +120,7 @@ def _dropped_settings(before: Resolved[Any], resolved: Resolved[Any]) -> list[st
     return dropped
 
 
-def _written_now(path: str, was: Any, sources: Mapping[str, str], changed: Collection[str]) -> bool:
+def _written_now(path: str, was: object, sources: Mapping[str, str], changed: Collection[str]) -> bool:
     """True if this command line sets the field, or changes the kind of the spec that it belongs to.
 
     Args:

@@ -37,7 +37,7 @@ class RestoredJournal(Journal):
             later = "step > ? OR (? = 0 AND step = 0)"  # at step 0 the evaluation before the first step too
             self._db.execute(f"DELETE FROM checksums WHERE {later}", (step, step))
 
-    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
+    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: object) -> None:
         """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""
         with self._transaction():
             self._db.execute("DELETE FROM prompts WHERE state != 'consumed'")

@@ -123,7 +123,7 @@ class Journal:
         with reading(f"{self.path}: {key}", MOVE_AWAY):
             return load_json(row[0])
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         """Write a JSON value to the meta table."""
         with self._transaction():
             self._set(key, value)
@@ -204,7 +204,7 @@ class Journal:
                 columns = "selected_at = :now, step = :step, reason = :reason"
                 self._move(uid, "dropped", columns, step=step, reason=reason)
 
-    def consume(self, step: int, cursor_state: Any, metrics: Mapping[str, Any], *, version: int) -> None:
+    def consume(self, step: int, cursor_state: object, metrics: Mapping[str, Any], *, version: int) -> None:
         """Finish `step`: the prompts that were selected for it, or dropped in it, become consumed.
 
         Args:
@@ -279,7 +279,7 @@ class Journal:
         if not changed:
             raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; enqueue it first")
 
-    def _set(self, key: str, value: Any) -> None:
+    def _set(self, key: str, value: object) -> None:
         insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         self._db.execute(insert, (key, dumps(value)))
         self.checksums.record_key(key, dumps(value))

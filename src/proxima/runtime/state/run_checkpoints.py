@@ -226,7 +226,7 @@ def _evaluations(folder: RunFolder) -> str:
     return head + "\n".join(rows)
 
 
-def _without_places(value: Any) -> Any:
+def _without_places(value: object) -> Any:
     """Absolute paths as their last name, and addresses without user and password."""
     if isinstance(value, Mapping):
         return {key: _without_places(item) for key, item in value.items()}

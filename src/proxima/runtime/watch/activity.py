@@ -67,7 +67,7 @@ class Activity:
         return self.moved_at
 
     @contextmanager
-    def stage(self, name: str, **facts: Any) -> Iterator[None]:
+    def stage(self, name: str, **facts: object) -> Iterator[None]:
         """A stage of the loop, within those that are running."""
         stage = RunningStage(name, self.moved(), facts)
         self.stages.append(stage)

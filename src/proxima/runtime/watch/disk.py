@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from proxima.system.full_disk import is_disk_full
 
@@ -44,7 +44,7 @@ class Disk:
         self._waiting: deque[Callable[[], object]] = deque()
         self._full = False
 
-    def enqueue(self, call: Callable[..., object], *arguments: Any) -> None:
+    def enqueue(self, call: Callable[..., object], *arguments: object) -> None:
         """Make the call now or, if there is no space, before the next `write`: for callers that can't wait."""
         self._waiting.append(partial(call, *arguments))
         try:
@@ -52,7 +52,7 @@ class Disk:
         except OSError as error:
             self._note(error)
 
-    async def write(self, call: Callable[..., T], *arguments: Any) -> T:
+    async def write(self, call: Callable[..., T], *arguments: object) -> T:
         """Make a call that writes, after those that wait, as soon as there is space, and return its result."""
         results: list[T] = []
         self._waiting.append(lambda: results.append(call(*arguments)))

@@ -5,9 +5,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 from proxima.model.compute_thread import ComputeThread
+
+Handler = Callable[[int, FrameType | None], object]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEATH_SECONDS = 0.5  # in which the death of another process is noticed, for which a launcher may end this one
@@ -26,14 +28,14 @@ def signals_restored() -> Iterator[None]:
 
 
 @contextmanager
-def signals_handled(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
+def signals_handled(handler: Handler, numbers: Iterable[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Within the block, the signals call a handler; see `handle_signals`."""
     with signals_restored():
         handle_signals(handler, numbers)
         yield
 
 
-def handle_signals(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> None:
+def handle_signals(handler: Handler, numbers: Iterable[signal.Signals] = SIGNALS) -> None:
     """Let the signals call a handler, except a SIGHUP that `nohup` has switched off. Does nothing outside the main
     thread, which alone may."""
     if threading.current_thread() is threading.main_thread():
@@ -76,7 +78,7 @@ def stop_on_interrupt(
             saved = "there is a checkpoint only if step 1 can end"
         warn(f"stopping: {saved}; {again} to quit now and lose what came after the last checkpoint")
 
-    def handle(number: int, frame: Any) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         seen.append(number)
         if len(seen) > 1:
             raise KeyboardInterrupt

@@ -128,7 +128,7 @@ class Tee(Observer):
             every |= links
         return every
 
-    def _tell(self, event: str, *facts: Any) -> list[Any]:
+    def _tell(self, event: str, *facts: object) -> list[Any]:
         """Notify all, and return their answers."""
         answers = []
         for observer in list(self._observers):

@@ -49,14 +49,14 @@ class Timeline:
         self._ended = False
         self._full = self._size >= MOST_BYTES
 
-    def span(self, name: str, start: float, end: float, lane: Lane, **facts: Any) -> None:
+    def span(self, name: str, start: float, end: float, lane: Lane, **facts: object) -> None:
         """Add an event from `start` to `end`, in seconds of the run. On a lane, spans nest or follow each other."""
         first = _microseconds(start)
         last = _microseconds(end)
         self._name(lane)
         self._add({"name": name, "ph": "X", "ts": first, "dur": last - first} | _place(lane) | _args(facts))
 
-    def mark(self, name: str, at: float, **facts: Any) -> None:
+    def mark(self, name: str, at: float, **facts: object) -> None:
         """Add an event of the whole run at a moment."""
         self._add({"name": name, "ph": "i", "s": "p", "ts": _microseconds(at)} | _place(TRAINER) | _args(facts))
 

@@ -236,7 +236,7 @@ def _number(request: Request, name: str) -> int:
     return int(value)
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     return Response(dumps(value).encode(), status, HEADERS, "application/json")
 
 

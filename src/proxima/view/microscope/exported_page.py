@@ -90,7 +90,7 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
                 yield f"{place}/token/{token}", page.token(token)
 
 
-def _single_file(content: Any) -> str:
+def _single_file(content: object) -> str:
     """Return index.html with its styles, its modules and the data inline; nothing else can run or be fetched."""
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     script = bundle(re.findall(r'<script type="module" src="([\w.]+)"></script>', html)[0])

@@ -7,7 +7,6 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from proxima.data import UserError
 from proxima.model.images.image_folder import read_image, read_names
@@ -51,7 +50,7 @@ def policy_of(script: str) -> str:
     return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
 
 
-def inert_json(value: Any) -> str:
+def inert_json(value: object) -> str:
     """Encode JSON for a <script> element: without `<`, hence without `</script>` or `<!--`."""
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", dumps(value))
 

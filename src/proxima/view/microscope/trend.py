@@ -60,7 +60,7 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
     }
 
 
-def guard_of(algorithm: Any) -> MismatchGuard:
+def guard_of(algorithm: object) -> MismatchGuard:
     """Return the guard that the `algorithm` of a recipe sets; the default one if it is missing or damaged."""
     fields = None
     if isinstance(algorithm, Mapping):
@@ -73,7 +73,7 @@ def guard_of(algorithm: Any) -> MismatchGuard:
         return MismatchGuard()
 
 
-def weight_bounds_of(algorithm: Any) -> Range:
+def weight_bounds_of(algorithm: object) -> Range:
     """Return lower and upper bound of the weights of the first correction that has some; infinite where it has none."""
     corrections = None
     if isinstance(algorithm, Mapping):
@@ -94,7 +94,7 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if _is_number(value)}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -289,5 +289,5 @@ class ViewedRun:
         return last_stages(self.files.timeline)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}

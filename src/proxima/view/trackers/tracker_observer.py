@@ -152,7 +152,7 @@ class TrackerObserver(Observer):
             self._thread = None  # the last call
             ended.set()
 
-    def _remember(self, **facts: Any) -> None:
+    def _remember(self, **facts: object) -> None:
         self._state |= facts
         write_atomic(self._file, json.dumps(self._state, indent=2) + "\n")
 

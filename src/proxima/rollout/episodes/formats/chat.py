@@ -125,7 +125,7 @@ Pay = Callable[[str, int, float], None]
 class ApiFormat(Protocol):
     """One API."""
 
-    def parse(self, body: Any, stored: Stored) -> ChatRequest:
+    def parse(self, body: object, stored: Stored) -> ChatRequest:
         """The request. ChatRefused names the field that is invalid or unsupported."""
 
     def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:

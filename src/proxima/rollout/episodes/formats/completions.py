@@ -66,7 +66,7 @@ CONTENT = ContentParts(("text",), "image_url")
 class ChatCompletions:
     """An `ApiFormat`."""
 
-    def parse(self, body: Any, stored: Stored) -> ChatRequest:
+    def parse(self, body: object, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
         given = FIELDS.check(body)
         messages = [_message(i, message) for i, message in enumerate(list_field(given, "messages", " of messages"))]
@@ -148,7 +148,7 @@ def _continues(given: Mapping[str, Any], messages: Sequence[ChatMessage]) -> boo
     return continues
 
 
-def _message(index: int, message: Any) -> ChatMessage:
+def _message(index: int, message: object) -> ChatMessage:
     where = f"messages.{index}"
     if not isinstance(message, dict) or str(message.get("role")) not in ROLES:
         raise ChatRefused(f"{where}: must have a role of {', '.join(ROLES)}")
@@ -160,7 +160,7 @@ def _message(index: int, message: Any) -> ChatMessage:
     return ChatMessage(role=ROLES[message["role"]], content=content, calls=read, images=images)
 
 
-def _call(where: str, call: Any) -> Any:
+def _call(where: str, call: object) -> Any:
     function = None
     if isinstance(call, dict):
         function = call.get("function")

@@ -45,7 +45,7 @@ BOOKKEEPING = frozenset(
 )
 
 
-def not_done(name: str, value: Any, remedy: str = "leave it out") -> ChatRefused:
+def not_done(name: str, value: object, remedy: str = "leave it out") -> ChatRefused:
     """The refusal of a field that would change the answer."""
     shown = json.dumps(value, ensure_ascii=False)
     return ChatRefused(f"{name:.60}={shown:.60}: not supported; {remedy}", code="unsupported_value")
@@ -66,7 +66,7 @@ class Fields:
     ignored: frozenset[str] = SAMPLING | BOOKKEEPING
     neutral: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
-    def check(self, body: Any) -> dict[str, Any]:
+    def check(self, body: object) -> dict[str, Any]:
         """Return the fields that have a value.
 
         Raises:
@@ -144,7 +144,7 @@ def checked_tools(tools: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
     return tuple(tools)
 
 
-def flat_tool(tool: Any, where: str, schema: str) -> dict[str, Any]:
+def flat_tool(tool: object, where: str, schema: str) -> dict[str, Any]:
     """A tool of an API that writes it without `function`, in the form of chat completions; `schema` is its name of the
     parameters."""
     if not isinstance(tool, dict):
@@ -202,7 +202,7 @@ class ContentParts:
     texts: tuple[str, ...] = ("text",)
     images: str = ""
 
-    def read(self, content: Any, where: str) -> tuple[str, tuple[bytes, ...]]:
+    def read(self, content: object, where: str) -> tuple[str, tuple[bytes, ...]]:
         """The text, with placeholders of images, and the images."""
         if content is None or isinstance(content, str):
             return content or "", ()
@@ -253,7 +253,7 @@ def _image(part: Mapping[str, Any], where: str) -> bytes:
         raise ChatRefused(f"{where}: the image is not in base64") from None
 
 
-def written_call(name: Any, arguments: Any, where: str) -> ToolCall:
+def written_call(name: object, arguments: object, where: str) -> ToolCall:
     """A call that the assistant made, with arguments as JSON or as an object."""
     try:
         if isinstance(arguments, str):

@@ -49,7 +49,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 class Messages:
     """An `ApiFormat`. A chat that ends with the assistant is continued there, as in Anthropic's API."""
 
-    def parse(self, body: Any, stored: Stored) -> ChatRequest:
+    def parse(self, body: object, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
         given = FIELDS.check(body)
         tools = checked_tools([_tool(i, tool) for i, tool in enumerate(list_field(given, "tools"))])
@@ -157,19 +157,19 @@ def _grammar(given: Mapping[str, Any]) -> Grammar | None:
     return now or before
 
 
-def _tool(index: int, tool: Any) -> dict[str, Any]:
+def _tool(index: int, tool: object) -> dict[str, Any]:
     kind = _kind(tool)
     if kind not in (None, "custom"):
         raise not_done(f"tools.{index}.type", kind, "the policy calls tools with an input_schema alone")
     return flat_tool(tool, f"tools.{index}", "input_schema")
 
 
-def _kind(block: Any) -> Any:
+def _kind(block: object) -> Any:
     """The type that an object names, if it is one."""
     return block.get("type") if isinstance(block, dict) else None
 
 
-def _messages(where: str, message: Any) -> list[ChatMessage]:
+def _messages(where: str, message: object) -> list[ChatMessage]:
     """The messages that one of the API is: results of tools have messages of their own."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise ChatRefused(f"{where}: must have a role of user, assistant")

@@ -67,7 +67,7 @@ ECHOED: dict[str, Any] = {
 class Responses:
     """An `ApiFormat`. A response is an item for the text, unless it is empty, and one for each call."""
 
-    def parse(self, body: Any, stored: Stored) -> ChatRequest:
+    def parse(self, body: object, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
         given = FIELDS.check(body)
         tools = [_tool(i, tool) for i, tool in enumerate(list_field(given, "tools"))]
@@ -195,7 +195,7 @@ def _message(where: str, item: Any) -> ChatMessage:
     raise not_done(f"{where}.type", kind, "send messages, function calls and their outputs")
 
 
-def _tool(index: int, tool: Any) -> dict[str, Any]:
+def _tool(index: int, tool: object) -> dict[str, Any]:
     if isinstance(tool, dict) and tool.get("type") != "function":
         raise not_done(f"tools.{index}.type", tool.get("type"), "the policy calls functions alone")
     return flat_tool(tool, f"tools.{index}", "parameters")
