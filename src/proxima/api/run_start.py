@@ -1,4 +1,4 @@
-"""Starts a run from Python or the command line: resolves and checks its config, and creates its views."""
+"""Starts a run from Python or the command line: resolves and checks its config, creates its views, and trains."""
 
 import json
 import sys
@@ -10,9 +10,11 @@ from proxima.config.resolution import Recipe, resolve
 from proxima.config.resolved import Resolved
 from proxima.config.validate import check_with_model, require_sound, warnings
 from proxima.data import UserError
+from proxima.runtime.launch.run import train
 from proxima.runtime.placement.launcher import check_before_imports, places_ranks
 from proxima.runtime.resume.refuse import refuse_dropped_settings
 from proxima.runtime.state.folder import existing_run
+from proxima.runtime.state.summary import Summary
 from proxima.system.user_files import find_recipe
 from proxima.view.run_views import RunViews
 
@@ -64,10 +66,33 @@ def views_of(resolved: Resolved[Any], *, quiet: bool) -> RunViews:
     return RunViews(stream, notes, resolved.config.monitor, resolved.config.view)
 
 
+def train_here(
+    resolved: Resolved[Any], views: RunViews, *, resume: bool, overwrite: bool, accept_changes: bool
+) -> Summary:
+    """Train in this process, alone or as one rank of several; the views show how it goes."""
+    with resolved.locating():
+        return train(
+            resolved.config,
+            resolved=resolved,
+            observer=views,
+            resume=resume,
+            overwrite=overwrite,
+            accept_changes=accept_changes,
+        )
+
+
 def train_on_ranks(
-    resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], begin: Mapping[str, bool]
+    resolved: Resolved[Any],
+    recipe: Recipe,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    overwrite: bool,
+    accept_changes: bool,
+    quiet: bool,
 ) -> tuple[int, Path]:
     """Train on the ranks that the placement starts on a Ray cluster. Returns the exit code and the run's folder."""
     from proxima.runtime.placement.ray_supervisor import train_on_ray
 
+    begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
     return train_on_ray(resolved, recipe, overrides, begin)

@@ -1,14 +1,9 @@
 """A run from Python: `proxima.train`."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
-from proxima.api.run_start import resolve_run, train_on_ranks, views_of
+from proxima.api.run_start import resolve_run, train_here, train_on_ranks, views_of
 from proxima.api.saved import SavedRun, load_run
 from proxima.config.resolution import Recipe
-from proxima.config.resolved import Resolved
-from proxima.runtime.launch.run import train as train_run
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.placement.launcher import places_ranks
 
@@ -51,17 +46,12 @@ def train(
         texts = override_texts(overrides)
         resolved = resolve_run(recipe, texts, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
         if places_ranks(resolved.config):
-            begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-            return _on_ray(resolved, recipe, texts, begin)
-        with resolved.locating():
-            summary = train_run(
-                resolved.config,
-                resolved=resolved,
-                observer=views_of(resolved, quiet=quiet),
-                resume=resume,
-                overwrite=overwrite,
-                accept_changes=accept_changes,
+            code, folder = train_on_ranks(
+                resolved, recipe, texts, resume=resume, overwrite=overwrite, accept_changes=accept_changes, quiet=quiet
             )
+            return _run_of_ranks(code, str(folder))
+        views = views_of(resolved, quiet=quiet)
+        summary = train_here(resolved, views, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
     if summary.status == "stopped":
         raise _stopped(summary.folder, f"after step {summary.steps} with a checkpoint")
     return load_run(summary.folder)
@@ -72,11 +62,10 @@ def _stopped(folder: str, where: str) -> KeyboardInterrupt:
     return KeyboardInterrupt(f"stopped {where}; {how_to}")
 
 
-def _on_ray(resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], begin: dict[str, bool]) -> SavedRun:
-    """Train on the ranks of the placement."""
-    code, folder = train_on_ranks(resolved, recipe, overrides, begin)
+def _run_of_ranks(code: int, folder: str) -> SavedRun:
+    """The run whose ranks have ended with an exit code."""
     if code == 130:
-        raise _stopped(str(folder), "by Ctrl-C")
+        raise _stopped(folder, "by Ctrl-C")
     if code != 0:
         raise RunEnded(f"the ranks ended with exit code {code}; see their lines above, and log.txt in {folder}")
     return load_run(folder)

@@ -4,9 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxima.api.run_start import resolve_run, train_on_ranks, views_of
+from proxima.api.run_start import resolve_run, train_here, train_on_ranks, views_of
 from proxima.config.families import family_name
-from proxima.runtime.launch.run import train as train_run
 from proxima.runtime.loop.training_loop import NothingTrained, RunEnded
 from proxima.runtime.placement.launcher import is_first, places_ranks
 from proxima.runtime.state.folder import RunFolder
@@ -23,20 +22,14 @@ def train_from_shell(
     if resume and not quiet:
         note_new_run(Path(config.folder).expanduser())
     if places_ranks(config):
-        begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-        return train_on_ranks(resolved, recipe, overrides, begin)[0]
+        code, _ = train_on_ranks(
+            resolved, recipe, overrides, resume=resume, overwrite=overwrite, accept_changes=accept_changes, quiet=quiet
+        )
+        return code
     views = views_of(resolved, quiet=quiet)
     views.progress("check", 0, 1, "recipes")
     try:
-        with resolved.locating():
-            summary = train_run(
-                config,
-                resolved=resolved,
-                observer=views,
-                resume=resume,
-                overwrite=overwrite,
-                accept_changes=accept_changes,
-            )
+        summary = train_here(resolved, views, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
         status = summary.status
         if quiet and is_first():
             print(outcome(summary))
