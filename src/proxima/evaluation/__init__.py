@@ -7,6 +7,7 @@
     plateau.py         ends a run that no longer improves
     group_metrics.py   scored groups → every metric of an evaluation
     pair_metrics.py    metrics of pairs, with scores or with implicit rewards
+    eval_files.py      the names of the files of a run's evaluations
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question: McNemar, sign flips, difference with its interval
     suites.py          GSM8K, MATH-500, AIME, AMC: data, prompt, rewards

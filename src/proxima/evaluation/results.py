@@ -21,6 +21,7 @@ from proxima.data import UserError
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.json_reader import load_json
+from proxima.evaluation.eval_files import eval_files_in, set_of, step_of
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.votes import Extract, canonical
 from proxima.system.damage import check_columns, reading
@@ -193,7 +194,9 @@ def read_result(path: str | Path) -> EvalResult:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        name = _set_of(place) if place.parent.name == "evals" else place.stem
+        name = place.stem
+        if place.parent.name == "evals":
+            name = _suite_of(place)
         return EvalResult(path=place, suites=with_sources({name: read_completions(place)}))
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
@@ -201,9 +204,9 @@ def read_result(path: str | Path) -> EvalResult:
             names = list({name: dict(suite) for name, suite in facts["suites"].items()})
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
         return EvalResult(path=place, suites=with_sources(suites), facts=facts)
-    files = sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem))
+    files = eval_files_in(place / "evals")
     if files:
-        last = {_set_of(file): file for file in files if _step_of(file) == _step_of(files[-1])}
+        last = {_suite_of(file): file for file in files if step_of(file) == step_of(files[-1])}
         suites = {name: read_completions(file) for name, file in last.items()}
         return EvalResult(path=place, suites=with_sources(suites))
     if not place.exists():
@@ -225,17 +228,9 @@ def with_sources(suites: Mapping[str, Mapping[int, QuestionResult]]) -> dict[str
     return every
 
 
-def _step_of(file: Path) -> int:
-    """The step of a run's evaluation."""
-    return int(file.stem.partition("-")[0])
-
-
-def _set_of(file: Path) -> str:
-    """The suite of a run's evaluation: STEP-LABEL, or STEP-LABEL-SET."""
-    parts = file.stem.split("-", 2)
-    if len(parts) < 3 or not parts[2]:
-        return "held-out"
-    return parts[2]
+def _suite_of(file: Path) -> str:
+    """The suite of a file of a run's evaluation."""
+    return set_of(file) or "held-out"
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.evaluation.eval_files import eval_file_name, eval_files_in, set_of
 from proxima.model.images.image_folder import delete_images
 from proxima.reward.verdicts import VERDICTS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
@@ -95,16 +96,16 @@ class RunFolder:
         return self.rollouts / f"{step:06d}.parquet"
 
     def eval_file(self, step: int, label: str) -> Path:
-        """The completions of an evaluation; `label` is `before`, `step` or `after`, with `-NAME` of a further set."""
-        return self.evals / f"{step:06d}-{label}.parquet"
+        """The completions of an evaluation, with a label as in `eval_file_name`."""
+        return self.evals / eval_file_name(step, label)
 
     def eval_files(self, name: str = "") -> list[Path]:
         """The files of the evaluations of `eval.task`, or of a further set, in the order of the steps."""
-        return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if _set_of(file) == name]
+        return [file for file in eval_files_in(self.evals) if set_of(file) == name]
 
     def eval_sets(self) -> list[str]:
         """The names of the further held-out sets that have answers."""
-        names = {_set_of(file) for file in self.evals.glob("[0-9]*.parquet")}
+        names = {set_of(file) for file in eval_files_in(self.evals)}
         return sorted(filter(None, names))
 
     def checkpoint(self, step: int) -> Path:
@@ -317,11 +318,6 @@ class FolderLock:
         if not self.shared:
             self._lock.file.truncate(0)
         self._lock.release()
-
-
-def _set_of(file: Path) -> str:
-    """The further held-out set of a file of an evaluation, as in 000012-after-NAME; empty: it is of `eval.task`."""
-    return "".join(file.stem.split("-", 2)[2:])
 
 
 def _own_note() -> str:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from proxima.data import UserError, require
 from proxima.data.flow import Key, prompt_name
 from proxima.data.json_reader import load_json
+from proxima.evaluation.eval_files import step_of
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.results import QuestionResult, read_completions
 from proxima.reward.server.scorer_limits import ScorerLimits
@@ -319,7 +320,7 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
         ends = list(dict.fromkeys([evaluations[0], evaluations[-1]]))
         sides = [read_completions(file) for file in ends]
         if len(labels) <= len(ends):
-            labels = [_label(file.stem) for file in ends]
+            labels = [_label(step_of(file)) for file in ends]
         judged = any(map(_is_judged, sides))
         metric = ACCURACY if judged else "reward"
         metrics[metric] = None
@@ -347,8 +348,7 @@ def _is_judged(side: Mapping[int, QuestionResult]) -> bool:
     return any(verdict is not None for verdict in verdicts)
 
 
-def _label(stem: str) -> str:
-    step = int(stem.partition("-")[0])
+def _label(step: int) -> str:
     if step:
         return f"after step {step}"
     return "before the first step"
