@@ -4,7 +4,8 @@ from contextlib import suppress
 
 import pytest
 
-from proxima.cli.explanation import facts_of, header_of, laid_out, source_lines, text_of, values_table
+from proxima.cli.explanation import facts_of, header_of, source_lines, text_of, values_table
+from proxima.cli.prose import laid_out
 from proxima.config.batch_arithmetic import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
@@ -155,27 +156,6 @@ def test_what_becomes_of_a_form_that_agents_ask_for_is_said_before_a_server_is_u
     words = [f"engine={engine}", f"task={{kind: arithmetic, environment: {environment}}}"]
     text = " ".join(text_of(resolve(recipe(BASE), words)).split())
     assert says in text and ("agents a form that they ask for" in text) == bool(says)
-
-
-def test_the_comment_is_wrapped_in_its_columns_and_commands_stay_whole():
-    comment = (
-        "A title that is longer than the terminal\nis wide.\n  Source  a paper on this, and its\n          code\n"
-        "    rate   .5   .75\n  proxima train it        # a remark that has no room\n"
-        "  proxima train it one=1 two=2 three=3 \\\n    four=4 five=5\n\n  make demo  # short"
-    )
-    assert laid_out(comment, 30).splitlines() == [
-        "A title that is longer than",
-        "the terminal is wide.",
-        "  Source  a paper on this, and",
-        "          its code",
-        "    rate   .5   .75",
-        "  # a remark that has no room",
-        "  proxima train it",
-        "  proxima train it one=1 two=2 three=3 \\",
-        "    four=4 five=5",
-        "",
-        "  make demo  # short",
-    ]
 
 
 @pytest.mark.parametrize("name", shipped_recipes())

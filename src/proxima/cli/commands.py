@@ -3,19 +3,18 @@
 import argparse
 import difflib
 import importlib
-import textwrap
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, NoReturn
 
 from proxima.cli.parameters import Command, add_command, bound, option_strings
+from proxima.cli.prose import WIDTH, laid_out
 from proxima.data.errors import UserError, suggestion
 from proxima.data.kinds import install_command
 from proxima.system.user_files import FILE
 
 GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
 MISTYPED = 0.85  # similarity from which a word is an option; no field of recipes is so near to one
-WIDTH = 100  # columns of help
 
 
 def load_command(name: str, place: str) -> tuple[Command, str]:
@@ -101,30 +100,7 @@ class CommandFormatter(argparse.RawDescriptionHelpFormatter):
         self._action_max_length = 18  # argparse measures the names of commands without their indentation
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap the prose of a docstring again; lines of commands and ends of sentences stay."""
-        lines = list[str]()
-        for line in text.strip().splitlines():
-            if lines and _goes_on(lines[-1], line):
-                lines[-1] += f" {line}"
-            else:
-                lines.append(line)
-        wide = min(width, WIDTH)
-        for i, line in enumerate(lines):
-            if not _is_command(line):
-                lines[i] = textwrap.fill(line, wide, break_on_hyphens=False)
-        return "\n".join(lines)
-
-
-def _goes_on(before: str, line: str) -> bool:
-    """True if a line continues the sentence of the line before it."""
-    if not line or not before or _is_command(line) or _is_command(before):
-        return False
-    return before[-1] not in ".:"
-
-
-def _is_command(line: str) -> bool:
-    """True for a command, a comment of a file, or something indented."""
-    return line.startswith(("proxima ", "# ", " "))
+        return laid_out(text.strip(), min(width, WIDTH))
 
 
 def call_of(name: str, words: Sequence[str]) -> Callable[[], int | None]:

@@ -2,13 +2,13 @@
 
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
+from proxima.cli.prose import WIDTH, laid_out, wrapped
 from proxima.config.batch_arithmetic import ASSUMED_PROMPT, BatchArithmetic, ExampleStep
 from proxima.config.data_here import open_data_here
 from proxima.config.describe import first_sentence, setting
@@ -31,8 +31,7 @@ from proxima.task.protocol import Rows
 from proxima.view.formatting import output_width
 
 VALUE_WIDTH = 36  # columns of a value
-WIDTH = 100  # columns of the summary at most
-INDENT = " " * 9  # before its texts
+INDENT = " " * 9  # before the texts of the summary
 
 
 def explain_recipe(
@@ -80,7 +79,7 @@ def text_of(
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)]
     columns = min(width or WIDTH, WIDTH)
     lines = chain.from_iterable(block.splitlines() for block in [*blocks, *remarks])
-    summary = "\n".join(_wrapped(line, columns) for line in lines)
+    summary = "\n".join(wrapped(line, columns, INDENT) for line in lines)
     header = laid_out(header_of(resolved.recipe), columns)
     entries = resolved.entries
     values = values_table(entries, width) if everything else differing_values(entries, columns)
@@ -125,40 +124,6 @@ def header_of(recipe: str | None) -> str:
     return "\n".join(lines).strip("\n")
 
 
-COMMAND = re.compile(r" *(?:[A-Z_]+=\S+ )*(?:proxima|make|python) .*")
-COLUMNS = re.compile(r"( *[A-Z][\w ]*?  +)\S.*")  # a word, then text in a column of its own
-TABLE_ROW = re.compile(r" *\S.*\S   +\S.*")
-
-
-def laid_out(comment: str, width: int) -> str:
-    """Wrap a recipe's comment to `width` columns. Texts beside a word stay in their column, rows of tables stay as they
-    are, and so do commands; a remark after a command that has no room for it is put above."""
-    lines: list[str] = []  # printed
-    paragraph = ""  # not yet printed
-    hang = 0  # the column of its continuation
-    for line in [*comment.splitlines(), ""]:
-        column = COLUMNS.fullmatch(line)
-        goes_on = not paragraph and bool(lines) and lines[-1].endswith("\\")
-        command = goes_on or COMMAND.fullmatch(line)
-        row = not column and TABLE_ROW.fullmatch(line)
-        indent = len(line) - len(line.lstrip())
-        if paragraph and line and not (column or command or row) and indent == hang:
-            paragraph += f" {line.strip()}"
-            continue
-        if paragraph:
-            lines.append(_wrapped(paragraph, width, " " * hang))
-        paragraph = ""
-        code, mark, remark = line.partition("  # ")
-        if command and mark and len(line) > width:
-            lines += [_wrapped(f"{' ' * indent}# {remark.strip()}", width, f"{' ' * indent}# "), code.rstrip()]
-        elif command or row or not line:
-            lines.append(line)
-        else:
-            paragraph = line
-            hang = len(column[1]) if column else indent
-    return "\n".join(lines).strip("\n")
-
-
 def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     """Path, value and source of the values that differ from the defaults or were given on the command line, and the
     number of the others."""
@@ -171,7 +136,7 @@ def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     lines = []
     for entry, value in zip(shown, values, strict=True):
         left = f"{entry.path:<{path_width}}  {truncated(value, value_width):<{value_width}}"
-        lines.append(_wrapped(f"{left}  {entry.source}".rstrip(), width, " " * hang))
+        lines.append(wrapped(f"{left}  {entry.source}".rstrip(), width, " " * hang))
     others = len(entries) - len(shown)
     lines.append(f"{others} more values have their defaults; --all shows them, with the meaning of each")
     return "\n".join(lines)
@@ -180,11 +145,6 @@ def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
 def _widest(texts: Iterable[str]) -> int:
     """The length of the longest text; 0 without one."""
     return max(map(len, texts), default=0)
-
-
-def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
-    """Wrap a line to `width` columns, between words only; spaces are kept except at the breaks."""
-    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
 
 
 def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> str:

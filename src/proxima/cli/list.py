@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.parameters import Argument, AsJson, print_json, truncated
+from proxima.cli.prose import WIDTH
 from proxima.config import json_schema
 from proxima.config.describe import first_sentence
 from proxima.config.scalars import in_one_line
@@ -19,7 +20,6 @@ from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.user_files import FILE, shipped_layouts, shipped_recipes
 from proxima.view.formatting import output_width
 
-WIDTH = 100
 SLOT = "one slot, or one kind, with fields; default: the names of all kinds"
 OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
