@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.config.resolution import Recipe, resolve
 from proxima.config.resolved import Resolved
-from proxima.config.validate import check_with_model, require_sound, warnings
+from proxima.config.validate import fetch_demo_model, require_sound, warnings
 from proxima.data import UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.placement.launcher import check_before_imports, places_ranks
@@ -47,7 +47,7 @@ def resolve_run(
         if begun or place.is_dir() or not find_recipe(recipe).is_file():
             overrides = [*overrides, f"folder={json.dumps(str(existing_run(run).path))}"]
     resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
-    require_sound(resolved, proven=False)
+    require_sound(resolved)
     if resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
     if resume:
@@ -55,7 +55,8 @@ def resolve_run(
     if not places_ranks(resolved.config):
         with resolved.locating():
             check_before_imports(resolved, resume=resume, overwrite=overwrite)
-    check_with_model(resolved, proven=False)  # last: it may be downloaded
+    if fetch_demo_model(resolved.get("model.path")):  # last: it may be downloaded
+        require_sound(resolved)
     return resolved
 
 

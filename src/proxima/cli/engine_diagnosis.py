@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from proxima.cli.parameters import print_json
-from proxima.config.resolution import resolve
-from proxima.config.validate import check_with_model, require_sound
+from proxima.config.validate import load_recipe
 from proxima.data import UserError
 from proxima.evaluation.intervals import Interval
 from proxima.runtime.diagnosis.examination import Diagnosis, SettingRow, diagnose
@@ -29,9 +28,7 @@ def print_diagnosis(
         ConfigError: the recipe is wrong, or takes its answers from another run.
         UserError: the engine can't start.
     """
-    resolved = resolve(recipe, overrides)
-    require_sound(resolved)
-    check_with_model(resolved)
+    resolved = load_recipe(recipe, overrides)
     if resolved.config.replayed is not None:
         raise UserError(
             "rollouts names a run whose answers are replayed: no engine samples", remedy="set rollouts=null"

@@ -178,29 +178,25 @@ def load_recipe(
     has one line for each problem."""
     resolved = resolve(recipe, overrides, root=root)
     require_sound(resolved)
-    check_with_model(resolved)
+    require_proven(resolved)
+    if fetch_demo_model(resolved.get("model.path")):
+        require_sound(resolved)
+        require_proven(resolved)
     return resolved
 
 
-def require_sound(resolved: Resolved[Any], *, proven: bool = True) -> None:
-    """Raise ConfigError, with one line for each problem, if a check finds any; without the proofs of the models, which
-    take seconds, if not `proven`."""
-    problems = check(resolved) if proven else _problems(resolved, CHECKS)
+def require_sound(resolved: Resolved[Any]) -> None:
+    """Raise ConfigError, with one line for each problem, if a check finds any."""
+    problems = _problems(resolved, CHECKS)
     if problems:
         raise ConfigError(problems)
 
 
 def require_proven(resolved: Resolved[Any]) -> None:
-    """Raise ConfigError if a model of the recipe is not supported."""
+    """Raise ConfigError if a model of the recipe is not supported; the proofs take seconds."""
     problems = _problems(resolved, PROOFS)
     if problems:
         raise ConfigError(problems)
-
-
-def check_with_model(resolved: Resolved[Any], *, proven: bool = True) -> None:
-    """Download the demo's model if the recipe names it and it is missing, and check the recipe with it."""
-    if fetch_demo_model(resolved.get("model.path")):
-        require_sound(resolved, proven=proven)
 
 
 def fetch_demo_model(path: str) -> bool:

@@ -138,7 +138,7 @@ def refusal(monkeypatch, tmp_path):
         if (text := repr(sections)) not in found:
             try:
                 found[text] = resolved_of(sections)
-                require_sound(found[text], proven=False)
+                require_sound(found[text])
             except ConfigError as error:
                 found[text] = [(problem.path, problem.message) for problem in error.problems]
         if isinstance(resolved := found[text], list):
