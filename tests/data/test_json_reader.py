@@ -18,6 +18,12 @@ def test_deep_nesting_is_a_value_error(text, as_bytes):
         load_json(text.encode() if as_bytes else text)
 
 
+def test_the_caller_may_want_fewer_levels():
+    assert load_json(nested(64), depth=64) == json.loads(nested(64))
+    with pytest.raises(TooDeepError, match="^more than 64 levels of objects and lists$"):
+        load_json(nested(65), depth=64)
+
+
 def test_only_nesting_is_counted():
     many = "[" + ",".join(["[{}]"] * 5000) + "]"
     assert len(load_json(many)) == 5000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data import UserError
-from proxima.data.episode import ToolCall
+from proxima.data.episode import Episode, Span, ToolCall
 from proxima.environment.call_readers import MOST_CALLS, ReadMessage, ToolFormat, read_calls
 from proxima.environment.tool_calls import call_beginning, describe_tools, format_of, write_call
 from proxima.model.chat.template_inputs import reads_tools
@@ -150,6 +150,23 @@ def test_calls_that_can_be_read(tool_format, text, calls):
 def test_calls_that_cannot(tool_format, text, why):
     read = read_calls(text, tool_format, TOOLS)
     assert read.calls == () and len(read.unreadable) == 1 and why in read.unreadable[0], read
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "add", "arguments": {"c": GIVEN}}</tool_call>'),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"c": GIVEN}'),
+        ("glm", "<tool_call>add<arg_key>c</arg_key><arg_value>GIVEN</arg_value></tool_call>"),
+    ],
+)
+def test_an_episode_can_be_read_again_however_deep_its_calls_are(tool_format, text):
+    """What is around a call in the file of a step has levels of its own."""
+    for depth in (60, 90, 97):
+        read = read_calls(text.replace("GIVEN", "[" * depth + "]" * depth), tool_format, {})
+        assert len(read.calls) + len(read.unreadable) == 1
+        episode = Episode(spans=(Span(role="assistant", tokens=1, calls=read.calls),))
+        assert Episode.from_json(episode.to_json()) == episode
 
 
 def test_one_broken_call_leaves_the_others():

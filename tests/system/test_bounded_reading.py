@@ -116,7 +116,7 @@ def test_the_bounds_are_exact_whatever_the_texts_hold(value, ascii_only):
     data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     if b"\xed" in data:  # half of a surrogate pair is no UTF-8
         return
-    sizes = dict(zip(("MAX_DEPTH", "MAX_CONTAINERS", "MAX_STRINGS"), measure(value), strict=True))
+    sizes = dict(zip(("MAX_DEPTH_RECEIVED", "MAX_CONTAINERS", "MAX_STRINGS"), measure(value), strict=True))
     with patch.multiple(bounded_reading, **sizes):
         assert parse_json(data) == json.loads(data)
         for bound, size in sizes.items():

@@ -9,28 +9,34 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MAX_DEPTH = 100  # objects and lists inside one another
+MAX_DEPTH = 100  # objects and lists inside one another, in a file
+# The same in what a model wrote or another process sent. It is stored inside our own objects and lists, and must be
+# within `MAX_DEPTH` when that file is read.
+MAX_DEPTH_RECEIVED = 64
 MAX_DIGITS = 308  # of an integer; the largest float is 1.8e308
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 class TooDeepError(ValueError):
-    """A JSON text is nested deeper than `MAX_DEPTH`."""
+    """A JSON text is nested deeper than `depth`."""
 
-    def __init__(self) -> None:
-        super().__init__(f"more than {MAX_DEPTH} levels of objects and lists")
+    def __init__(self, depth: int = MAX_DEPTH) -> None:
+        super().__init__(f"more than {depth} levels of objects and lists")
 
 
-def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = None, **hooks: Any) -> Any:
+def load_json(
+    text: str | bytes, *, depth: int = MAX_DEPTH, parse_int: Callable[[str], Any] | None = None, **hooks: Any
+) -> Any:
     """Parse a JSON text, or bytes in any encoding that `json.loads` detects.
 
     Args:
+        depth: the most objects and lists inside one another.
         parse_int: converts the digits of an integer; with it, `MAX_DIGITS` doesn't apply.
         hooks: as in `json.loads`.
 
     Raises:
-        TooDeepError: the text is nested deeper than `MAX_DEPTH`.
+        TooDeepError: the text is nested deeper than `depth`.
         ValueError: an integer has more than `MAX_DIGITS` digits, the text is not JSON (`json.JSONDecodeError`), or the
             bytes can't be decoded (`UnicodeDecodeError`). One line.
     """
@@ -38,7 +44,7 @@ def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = Non
         text = text.decode(json.detect_encoding(text), "surrogatepass")
     data = text.encode("utf-8", "surrogatepass")
     value = loaded(text, data, parse_int, **hooks)
-    check_depth(data)
+    check_depth(data, depth)
     return value
 
 
@@ -52,15 +58,15 @@ def loaded(text: str, data: bytes, parse_int: Callable[[str], Any] | None, **hoo
         raise TooDeepError from None
 
 
-def check_depth(data: bytes) -> None:
-    """Raise TooDeepError if valid JSON, in UTF-8, is nested deeper than `MAX_DEPTH`."""
-    if data.count(b"[") + data.count(b"{") <= MAX_DEPTH:
+def check_depth(data: bytes, depth: int) -> None:
+    """Raise TooDeepError if valid JSON, in UTF-8, is nested deeper than `depth`."""
+    if data.count(b"[") + data.count(b"{") <= depth:
         return
     pairs = brackets(data).translate(bytes.maketrans(b"{}", b"[]"))
-    for _ in range(MAX_DEPTH):  # each pass removes the innermost level
+    for _ in range(depth):  # each pass removes the innermost level
         pairs = pairs.replace(b"[]", b"")
     if pairs:
-        raise TooDeepError
+        raise TooDeepError(depth)
 
 
 def brackets(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal, NoReturn
 
 from proxima.data.episode import ToolCall
-from proxima.data.json_reader import TooDeepError, bounded_int, check_depth, load_json
+from proxima.data.json_reader import MAX_DEPTH_RECEIVED, TooDeepError, bounded_int, check_depth, load_json
 
 ToolFormat = Literal["hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]
 Parameters = Mapping[str, Mapping[str, Any]]  # the schema of each tool's parameters, by the tool's name
@@ -169,7 +169,7 @@ def _plain_or_json(text: str, name: str, key: str, tools: Parameters) -> Any:
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return text
     try:
-        value = load_json(text.strip(), **HOOKS)
+        value = load_json(text.strip(), depth=MAX_DEPTH_RECEIVED, **HOOKS)
         json.dumps(value, ensure_ascii=False).encode()
     except ValueError:
         return text
@@ -403,7 +403,7 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
         raise ValueError("a call must begin with {")
     try:
         value, end = DECODER.raw_decode(text, start)
-        check_depth(json.dumps(value, ensure_ascii=False).encode())
+        check_depth(json.dumps(value, ensure_ascii=False).encode(), MAX_DEPTH_RECEIVED)
     except UnicodeEncodeError:
         raise ValueError("the JSON of a call has half a surrogate pair") from None
     except json.JSONDecodeError as error:

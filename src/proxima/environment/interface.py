@@ -16,7 +16,7 @@ from typing import Any, Literal
 from proxima.data import FieldError, require
 from proxima.data.episode import ToolCall
 from proxima.data.errors import abbreviated, suggestion
-from proxima.data.json_reader import load_json
+from proxima.data.json_reader import MAX_DEPTH_RECEIVED, load_json
 from proxima.data.players import NAMES_OF_ROLES, are_roles
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
@@ -200,7 +200,7 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
     if text in ("True", "False", "None"):
         text = text.lower()
     try:
-        read = load_json(text, **HOOKS)
+        read = load_json(text, depth=MAX_DEPTH_RECEIVED, **HOOKS)
     except ValueError:
         return value
     if _is(read, kinds):

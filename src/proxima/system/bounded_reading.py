@@ -9,9 +9,8 @@ before it is parsed: a few megabytes of `[[],[],…` become gigabytes of Python 
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
-from proxima.data.json_reader import brackets, loaded
+from proxima.data.json_reader import MAX_DEPTH_RECEIVED, brackets, loaded
 
-MAX_DEPTH = 64  # objects and lists inside one another
 MAX_CONTAINERS = 200_000  # objects and lists in total
 MAX_STRINGS = 1_000_000  # strings and keys in total
 
@@ -124,8 +123,8 @@ def parse_json(data: bytes | str, *, parse_int: Callable[[str], Any] | None = No
             level += 1
         else:
             level -= 1
-        if level > MAX_DEPTH:
-            raise TooLargeError(f"more than {MAX_DEPTH} levels of objects and lists")
+        if level > MAX_DEPTH_RECEIVED:
+            raise TooLargeError(f"more than {MAX_DEPTH_RECEIVED} levels of objects and lists")
     try:
         return loaded(data.decode(), data, parse_int)
     except ValueError as error:

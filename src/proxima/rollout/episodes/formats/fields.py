@@ -9,7 +9,7 @@ from typing import Any
 
 from proxima.data.episode import ToolCall
 from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER
-from proxima.data.json_reader import load_json
+from proxima.data.json_reader import MAX_DEPTH_RECEIVED, load_json
 from proxima.environment.interface import tool_problem
 from proxima.rollout.episodes.formats.chat import ChatMessage, ChatRefused, Grammar
 
@@ -257,7 +257,7 @@ def written_call(name: object, arguments: object, where: str) -> ToolCall:
     """A call that the assistant made, with arguments as JSON or as an object."""
     try:
         if isinstance(arguments, str):
-            read = load_json(arguments or "{}")
+            read = load_json(arguments or "{}", depth=MAX_DEPTH_RECEIVED)
         else:
             read = arguments
         json.dumps(read, ensure_ascii=False).encode()
