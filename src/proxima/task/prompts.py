@@ -19,10 +19,10 @@ from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
 from proxima.data.pending import Judgement
 from proxima.data.random import permutation
-from proxima.model.chat.encode import Tokenizer, rendered_text, safe_value
+from proxima.model.chat.encode import Tokenizer, image_store_of, rendered_text, safe_value
 from proxima.model.chat.template_inputs import unread, unwritten_keys
 from proxima.model.chat.written_text import prompt_and_beginning
-from proxima.model.images.image_store import image_store
+from proxima.model.images.image_store import ImageStore
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 from proxima.task.question_pool import PooledQuestions
@@ -53,7 +53,7 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
     chat = with_system(row.messages, system)
     if not row.images:
         return chat
-    store = image_store(tokenizer)
+    store: ImageStore | None = image_store_of(tokenizer)
     if store is None:
         raise UserError("the row has images, and its task does not say so", remedy="give its class images = True")
 
@@ -225,7 +225,7 @@ class PromptSource:
         self.system = system
         self.over_length = over_length
         self.template_arguments = template_arguments
-        self.images = image_store(tokenizer)
+        self.images: ImageStore | None = image_store_of(tokenizer)
         self.pool = pool
         self.skipped = 0
         self.longest = 0

@@ -376,11 +376,6 @@ class ImageTokenizer:
         return len(self.plain)
 
 
-def image_store(tokenizer: Any) -> ImageStore | None:
-    """Return the images that prompts of this tokenizer show; None for a model of text alone."""
-    return tokenizer.images if isinstance(tokenizer, ImageTokenizer) else None
-
-
 def _size(processed: tuple[str, dict[str, Tensor]]) -> int:
     return sum(pixels.nbytes for pixels in processed[1].values())
 

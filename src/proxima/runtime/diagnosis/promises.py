@@ -15,7 +15,7 @@ from proxima.engine.protocol import Engine
 from proxima.evaluation.intervals import Interval, ratio_of_sums
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.architecture import base_layer, parts
-from proxima.model.images.image_store import image_store
+from proxima.model.chat.encode import image_store_of
 from proxima.runtime.diagnosis.mismatch import FLOOR, distances, judged, overall, reduction
 from proxima.runtime.diagnosis.probed import Bench, Reading, less
 from proxima.runtime.diagnosis.trainer_view import Stated
@@ -202,7 +202,7 @@ def _published(bench: Bench, engine: Engine, names: Sequence[str] | None) -> Ite
             head.weight = present
 
     try:
-        with perturbed(bench.view.module, tokens, image_store(tokenizer), names):
+        with perturbed(bench.view.module, tokens, image_store_of(tokenizer), names):
             bench.publish(engine)
             yield former_head
     finally:

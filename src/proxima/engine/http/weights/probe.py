@@ -32,8 +32,9 @@ from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
 from proxima.model.architecture import decoder_layers, parts, vision_parameters, weight_of
 from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.chat.encode import image_store_of
 from proxima.model.images.image_inputs import ImageReader
-from proxima.model.images.image_store import image_store
+from proxima.model.images.image_store import ImageStore
 from proxima.model.log_prob import token_log_prob
 from proxima.model.parallel.lending import lender_of, perturbing
 from proxima.model.parallel.sharding import copies, own_slice
@@ -72,7 +73,7 @@ QUANTISED = Bound(0.5, 5.0)
 def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more; after those of an image, if prompts show images."""
-    store = image_store(tokenizer)
+    store: ImageStore | None = image_store_of(tokenizer)
     image = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
     length = CONTEXT + count

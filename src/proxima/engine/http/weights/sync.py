@@ -42,7 +42,8 @@ from proxima.engine.http.weights.transport import (
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import adapter_names
-from proxima.model.images.image_store import image_store
+from proxima.model.chat.encode import image_store_of
+from proxima.model.images.image_store import ImageStore
 from proxima.model.parallel.lending import lent, perturbing
 
 T = TypeVar("T")
@@ -86,7 +87,7 @@ class WeightSync:
         self.kind = "folder"  # until `choose`
         self.transport: WeightTransport = transport_kind(self.kind)(spec, setup)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
-        self._images = image_store(setup.tokenizer)
+        self._images: ImageStore | None = image_store_of(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
         self.newest: StagedWeights | None = None  # what `push` sends
         self._perturbed: StagedWeights | None = None
