@@ -1,22 +1,19 @@
 """Files that proxima wrote and that may have been damaged since: whatever they hold, the error is one line. Checksums
 (CRC-32) detect bits flipped on disk or in a copy."""
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.data.errors import UserError
-from proxima.data.json_reader import load_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-CHECKSUMS = "checksums.json"  # of a folder: a checksum of the second line, and there the checksums of its files
 RESTORE = "restore it from a copy"
 
 
@@ -110,23 +107,3 @@ class Checksum:
         if now.size != self.size:
             return f"has {now.size:,} bytes instead of the {self.size:,} that were written"
         return "" if now == self else "differs from what was written"
-
-
-def write_checksums(folder: Path) -> None:
-    """Write the checksums of the files in a folder beside them."""
-    text = json.dumps({file.name: astuple(Checksum.of(file)) for file in sorted(folder.iterdir())})
-    (folder / CHECKSUMS).write_text(f"{Checksum.of_bytes(text.encode()).crc32}\n{text}", encoding="utf-8")
-
-
-def damage_beside_checksums(file: Path) -> str:
-    """Describe how a file differs from what `write_checksums` found in its folder; empty if it does not."""
-    try:
-        crc32, _, text = (file.parent / CHECKSUMS).read_bytes().partition(b"\n")
-    except OSError as error:
-        return f"can't be checked: {CHECKSUMS} beside it can't be read ({error.strerror})"
-    if Checksum.of_bytes(text).crc32.encode() != crc32:
-        return f"can't be checked: {CHECKSUMS} beside it is damaged"
-    recorded = load_json(text)
-    if file.name in recorded:
-        return Checksum(*recorded[file.name]).difference(file)
-    return "is not in the folder"

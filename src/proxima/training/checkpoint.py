@@ -9,7 +9,6 @@ checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safete
 
 import json
 import shutil
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -224,7 +223,7 @@ def files_below(folder: Path) -> list[Path]:
 def _state_crc32(state: Mapping[str, Any]) -> str:
     """The CRC-32 of state.json's content without its own entry."""
     text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
-    return f"{zlib.crc32(text.encode()):08x}"
+    return Checksum.of_bytes(text.encode()).crc32
 
 
 def damage(path: Path, part: str = "") -> str | None:

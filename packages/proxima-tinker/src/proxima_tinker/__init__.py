@@ -9,6 +9,7 @@
     losses.py           the losses by their names in the SDK, and those of `proxima.core`
     samplers.py         engines with the weights of a model at some moment
     wire.py             protocol buffers of the SDK
+    folder_checksums.py checksums of what a client saved
     served_record.py    what `proxima view` reads
 
 Imports: tinker (its messages only), starlette, torch; `proxima.model`, `core`, `engine`, `reward.server`, `system`.

@@ -36,8 +36,9 @@ from proxima.model.pretrained import DTYPES, LoadedModel, load_config
 from proxima.runtime.state.folder import FolderLock
 from proxima.runtime.watch.disk import Disk
 from proxima.system.atomic_files import atomic_folder, write_atomic
-from proxima.system.damage import Checksum, damage_beside_checksums, write_checksums
+from proxima.system.damage import Checksum
 from proxima.system.full_disk import as_disk_full, is_disk_full
+from proxima_tinker.folder_checksums import damage_beside_checksums, write_checksums
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog, recorded_model
 from proxima_tinker.samplers import SampleOrder, Samplers

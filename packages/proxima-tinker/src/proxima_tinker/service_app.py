@@ -25,9 +25,9 @@ from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
 from proxima.system.bounded_server import BoundedReader
-from proxima.system.damage import CHECKSUMS
 from proxima.system.full_disk import is_disk_full
 from proxima_tinker.datum import Array
+from proxima_tinker.folder_checksums import CHECKSUMS
 from proxima_tinker.samplers import SampleOrder, stop_settings
 from proxima_tinker.service import REQUESTS, Service, checked
 from proxima_tinker.steady_time import date, now
