@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from proxima.data.flow import Score
 from proxima.reward.http import Http
-from proxima.reward.server import bounded_server
 from proxima.reward.server.scorer_app import SLICE_COMPLETIONS
+from proxima.system import bounded_server
 from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, ask, runner
 from tests.reward.served import post, request_of, running, served
