@@ -277,7 +277,7 @@ OPTIONAL = (
 )
 NEED_AN_EXTRA = {
     "proxima.api.metrics_frame": "pandas",
-    "proxima.cli.serving": "uvicorn",
+    "proxima.cli.serving": "starlette",
     "proxima.model.adapters.merged_lora": "peft",
     "proxima.system.bounded_server": "uvicorn",
     "proxima.reward.server.scorer_app": "starlette",

@@ -70,19 +70,29 @@ class TokenReasons:
         keep = self.corrected.keep
         if self.band is not None:
             keep = keep & self.band.keep
-        if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
-            keep = keep & self.recorded
+        if self._recorded_by_batch is not None:
+            keep = keep & self._recorded_by_batch
         return keep
+
+    @property
+    def _recorded_by_batch(self) -> Tensor | None:
+        """[N] bool, what a correction of `OF_BATCH` kept, among others; None without such a correction or a record."""
+        if any(isinstance(spec, OF_BATCH) for spec in self.corrections):
+            return self.recorded
+        return None
 
     @cached_property
     def weight(self) -> Tensor:
         """[N] −(∂loss/∂log π)/A, a token's gradient relative to the policy gradient, before aggregation: 0 for a masked
         token, NaN where A is 0. The division of a correction's weights by their batch mean is left out."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
-        weight = self.corrected.weight
-        if weight is not None:
-            if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
-                weight = torch.where(self.recorded, weight, 0.0)
+        weight = None
+        if self.corrections:  # `corrected` has none of those of a whole batch, which drop what is not in `recorded`
+            weight = torch.ones_like(leaf)
+            if self.corrected.weight is not None:
+                weight = self.corrected.weight
+            if self._recorded_by_batch is not None:
+                weight = torch.where(self._recorded_by_batch, weight, 0.0)
             weight = weight.detach()
         b = replace(self.reduced, log_prob=leaf, weight=weight)
         loss = policy_loss(b, surrogate=self.surrogate, aggregate=TokenSum(), check=False).numerator

@@ -132,7 +132,7 @@ class TurnEnd:
 def turn_end(tokenizer: Any) -> TurnEnd | None:
     """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or
     if the template fails for a short chat or changes its text."""
-    if tokenizer.chat_template is None:
+    if getattr(tokenizer, "chat_template", None) is None:
         return None
     messages = [SafeMessage(message, tokenizer) for message in (ASKED, ANSWER)]
     try:

@@ -42,14 +42,13 @@ class Tokenizer(Protocol):
 
 def end_of_text(tokenizer: Any) -> int | None:
     """The id of a tokenizer's end-of-text token; None without one."""
-    end: int | None = tokenizer.eos_token_id
+    end: int | None = getattr(tokenizer, "eos_token_id", None)  # a class of the user's may lack it
     return end
 
 
 def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
     """The tokens that were added to a tokenizer's vocabulary, control tokens among them, by id."""
-    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
-    return added
+    return getattr(tokenizer, "added_tokens_decoder", None) or {}
 
 
 def image_store_of(tokenizer: Any) -> Any:
