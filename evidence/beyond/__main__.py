@@ -43,7 +43,7 @@ def hold(runs: Sequence[Run]) -> None:
         "masked": (mean("masked", 30), 4),
     }
     for rate in RATES:
-        cells = {name: f"lr={rate},{name}" for name in (*FIXED, "held")}
+        cells = {name: f"{name},lr={rate}" for name in (*FIXED, "held")}
         print_table(runs, list(cells.values()), columns)
         best = max(FIXED, key=lambda name: mean_of(runs, cells[name], last))
         found = difference(runs, cells["held"], cells[best], last)
