@@ -223,10 +223,9 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Count the lines of a function without its docstring."""
     first = node.body[0]
     docstring = ast.get_docstring(node, clean=False) is not None
+    documented = 0
     if docstring:
         documented = (first.end_lineno or 0) - first.lineno + 1
-    else:
-        documented = 0
     return (node.end_lineno or 0) - node.lineno + 1 - documented
 
 
@@ -339,11 +338,11 @@ def imported_in_functions(module: Module) -> list[tuple[str, int]]:
     }
     collected = []
     for node in inside.values():
+        names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             names = [node.module or ""]
-        else:
-            names = []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
         collected += [(name, node.lineno) for name in names if name.partition(".")[0] == "proxima"]
     return collected
 

@@ -4,7 +4,7 @@ Lengths are lognormal with the plan's spread, independent within a group or twic
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,16 +89,12 @@ def trained(
     mask = torch.zeros(len(rewards), dtype=torch.bool)
     mask[list(stopped)] = True
     reward = torch.from_numpy(rewards)
-    outcomes = Outcomes(
-        reward=reward,
-        valid=~mask,
-        group=torch.zeros(len(rewards), dtype=torch.long),
-        length=torch.ones(len(rewards), dtype=torch.long),
-        truncated=torch.zeros(len(rewards), dtype=torch.bool),
-        stopped=mask,
-        baseline=None if baseline is None else torch.full_like(reward, baseline),
-    )
-    advantage = (Grpo() if baseline is None else Remax())(outcomes)
+    outcomes = replace(Outcomes.of(reward, torch.zeros(len(rewards), dtype=torch.long), ~mask), stopped=mask)
+    if baseline is None:
+        advantage = Grpo()(outcomes)
+    else:
+        outcomes = replace(outcomes, baseline=torch.full_like(reward, baseline))
+        advantage = Remax()(outcomes)
     return advantage, select([rule.prune], outcomes, advantage)[0]
 
 

@@ -114,6 +114,22 @@ def test_completions_of_one_length_end_together():
     assert stops_in_time(rule, lengths, rewards, 4, greedy=4) == {2: 5, 3: 5}
 
 
+def test_the_order_of_arrival_changes_no_rounding():
+    """.1 + .2 + .3 is not .3 + .2 + .1: the rule gets the rewards in the order of the samples."""
+    sums = []
+
+    class Rule(StopRule):
+        def stopped(self, rewards, running, baseline=None):
+            sums.append(sum(rewards.values()))
+            return super().stopped(rewards, running, baseline)
+
+    rule = Rule(Prune(rate=0.75, **STOPPING), "mean", 0, 1)
+    rewards = {0: 0.1, 1: 0.2, 2: 0.3}
+    for order in ((0, 1, 2), (2, 1, 0)):
+        stops_in_time(rule, dict.fromkeys(order, 5), rewards, 6)
+    assert sums == [0.1 + 0.2 + 0.3] * 2 and sums[0] != 0.3 + 0.2 + 0.1
+
+
 def brute_chances(rule, rewards, running):
     """The chances of `StopRule`, over all assignments of 0 and 1 to the unfinished ones, by their Pólya urn."""
     chances = dict.fromkeys(running, 0.0)

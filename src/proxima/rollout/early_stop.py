@@ -11,7 +11,7 @@ from proxima.engine.protocol import Engine
 
 SECONDS_BETWEEN_LOOKS = 0.05  # at the tokens of the running completions, while a stop waits for one that is behind
 
-ScoreOne = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Score]]]
+ScoreCompletions = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Score]]]
 
 
 class WatchedGroup:
@@ -31,7 +31,7 @@ class WatchedGroup:
     """
 
     def __init__(
-        self, prompt: Prompt, size: int, greedy: int | None, rule: StopRule, engine: Engine, score: ScoreOne
+        self, prompt: Prompt, size: int, greedy: int | None, rule: StopRule, engine: Engine, score: ScoreCompletions
     ) -> None:
         self.prompt = prompt
         self.size = size
@@ -59,11 +59,13 @@ class WatchedGroup:
         Raises:
             UserError: a reward is outside its range; any exception of the engine or the rewards.
         """
-        await asyncio.gather(*self._tasks)
-        if self._look is not None and self._look.done():
-            self._look.result()
-        self.close()
-        stopped = self._stops(self._lengths)
+        try:
+            await asyncio.gather(*self._tasks)
+            if self._look is not None and self._look.done():
+                self._look.result()
+        finally:
+            self.close()
+        stopped = self._stops()
         ended: list[Completion] = []
         scores: list[Score] = []
         for completion in completions:
@@ -117,8 +119,7 @@ class WatchedGroup:
 
     def _wanted(self) -> bool:
         """True if a running completion would be stopped if all running ones were longer than those that have ended."""
-        known = {sample: length for sample, length in self._lengths.items() if sample in self._scores}
-        return any(self._runs(sample) for sample in self._stops(known))
+        return any(self._runs(sample) for sample in self._stops())
 
     def _certain(self, tokens: dict[int, int]) -> set[int]:
         """The running completions that are stopped whatever the others' lengths will be.
@@ -135,19 +136,15 @@ class WatchedGroup:
             ]
             # the rule is asked only after lengths at which none of these can still end
             reached = [self._lengths.get(sample, tokens.get(sample, 0)) for sample in waited_for]
-            before = min(reached, default=inf)
-            known = {
-                sample: length for sample, length in self._lengths.items() if sample in self._scores and length < before
-            }
-            more = self._stops(known)
+            more = self._stops(before=min(reached, default=inf))
             if more.keys() <= found.keys():
                 return {sample for sample in found if self._runs(sample)}
             found |= more
 
-    def _stops(self, lengths: dict[int, int]) -> dict[int, int]:
-        """Sample → length at which it is stopped, from the scores of the completions with these lengths."""
-        rewards = {sample: self._rewards[sample] for sample in lengths}
-        return stops_in_time(self.rule, lengths, rewards, self.size, self.greedy)
+    def _stops(self, before: float = inf) -> dict[int, int]:
+        """Sample → length at which it is stopped, from the scored completions that are shorter than `before`."""
+        lengths = {sample: self._lengths[sample] for sample in self._rewards if self._lengths[sample] < before}
+        return stops_in_time(self.rule, lengths, self._rewards, self.size, self.greedy)
 
     def _samples(self) -> range:
         if self.greedy is None:

@@ -236,7 +236,9 @@ class GroupGenerator:
                     yield completion
         except BaseException:
             for prompt in prompts:
-                self._unwatch(prompt)
+                watched = self._watched.pop(prompt.uid, None)
+                if watched is not None:
+                    watched.close()
             raise
         if missing:
             uids = sorted({uid for uid, _ in missing})
@@ -249,11 +251,6 @@ class GroupGenerator:
             greedy = self.spec.completions
         return WatchedGroup(prompt, self.spec.completions, greedy, rule, self.engine, self.rewards.score)
 
-    def _unwatch(self, prompt: Prompt) -> None:
-        watched = self._watched.pop(prompt.uid, None)
-        if watched is not None:
-            watched.close()
-
     def _newest_version(self) -> int | None:
         """The version of the weights published last; None if the engine does not say."""
         if isinstance(self.engine, Executor):
@@ -265,12 +262,11 @@ class GroupGenerator:
         whole-batch rewards, which follow."""
         if self.episodes is not None:
             prompt, completions = with_group_prompt(prompt, completions)
-        watched = self._watched.get(prompt.uid)
+        watched = self._watched.pop(prompt.uid, None)
         if watched is None:
             scores = await self.rewards.score(prompt, completions)
         else:
             completions, scores = await watched.finish(completions)
-            self._unwatch(prompt)
         baseline = None
         if self.spec.greedy_baseline:
             baseline = scores[-1].value

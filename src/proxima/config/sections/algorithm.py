@@ -427,8 +427,8 @@ def _unordered(algorithm: AlgorithmConfig, i: int) -> Iterator[str]:
         yield "only drop_uniform_groups may come before it in algorithm.selection"
     elif before and centre == "baseline":
         # finished completions that are all right may all be farther from a wrong greedy one than any other could be
-        message = "drop_uniform_groups before it would drop a group whose finished completions are equal, though those "
-        yield f"{message}that are stopped could differ"
+        lead = "drop_uniform_groups before it would drop a group whose finished completions are equal"
+        yield f"{lead}, though those that are stopped could differ"
     elif any(METRIC_ALIASES.get(other.metric, other.metric) != "reward" for other in before):
         yield "drop_uniform_groups before it has to compare by metric=reward, which alone orders what is stopped"
 

@@ -126,13 +126,13 @@ class StopRule:
     # ---- the greedy completion's reward ------------------------------------------------------------------------------
 
     def _chance_by_baseline(self, j: int, rewards: Mapping[int, float], kept: int, baseline: float) -> float:
-        """The probability that fewer than `kept` finished ones precede j; 1 if that is possible and `chance` is 0."""
-        high = (self._rate(rewards), self.high)
-        low = (1 - self._rate(rewards), self.low)
+        """The probability that fewer than `kept` finished ones precede j: 0 only if that is impossible, since either
+        reward has a probability above 0."""
+        rate = self._rate(rewards)
         chance = 0.0
-        for probability, reward in (high, low):
+        for probability, reward in ((rate, self.high), (1 - rate, self.low)):
             if self._before(j, reward, rewards, baseline) < kept:
-                chance += probability if self.chance > 0 else 1.0
+                chance += probability
         return chance
 
     # ---- both --------------------------------------------------------------------------------------------------------
@@ -158,8 +158,9 @@ class StopRule:
 
     def _highs(self, rewards: Mapping[int, float], running: int) -> list[float]:
         """The probability of each number of high rewards, 0 to `running`, among the unfinished ones."""
-        a = self._successes(rewards) + 1
-        b = len(rewards) - self._successes(rewards) + 1
+        successes = self._successes(rewards)
+        a = successes + 1
+        b = len(rewards) - successes + 1
         return [comb(running, t) * exp(_log_beta(a + t, b + running - t) - _log_beta(a, b)) for t in range(running + 1)]
 
 
@@ -190,7 +191,8 @@ def stops_in_time(
     ended: dict[int, float | None] = {}
     baseline: float | None = None
     for length in sorted(set(lengths.values())):
-        now = [sample for sample in lengths if lengths[sample] == length and sample not in stopped]
+        # in the order of the samples, not of their arrival, which would round their sum otherwise
+        now = [sample for sample in sorted(lengths) if lengths[sample] == length and sample not in stopped]
         for sample in now:
             if sample == greedy:
                 baseline = rewards[sample]

@@ -10,7 +10,9 @@ from proxima.reward.math.inequalities import as_same_kind, is_inequality
 from proxima.reward.math.latex import has_dots
 from proxima.reward.math.notation import without_range, without_words
 
-_MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
+_MAX_DIGITS = 400
+_MAX_DEPTH = 30
+_MAX_EXPONENT = 9999
 _LONG_NUMBER = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
 _BINOMIAL = re.compile(r"binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*(?:\^|[0-9]{6})")
@@ -74,7 +76,8 @@ def unevaluable(formula: str) -> str | None:
     if deepest > _MAX_DEPTH:
         return f"brackets nested {deepest} deep"
     for power in _EXPONENT.finditer(formula):
-        exponent, tower = int(power[1]), int(power[2] or 1)
+        exponent = int(power[1])
+        tower = int(power[2] or 1)
         if exponent > _MAX_EXPONENT or (exponent > 1 and tower * math.log10(exponent) > math.log10(_MAX_EXPONENT)):
             return f"an exponent of more than {_MAX_EXPONENT}"
     if _FACTORIAL.search(formula) or _BINOMIAL.search(formula):

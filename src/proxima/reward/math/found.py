@@ -145,7 +145,8 @@ def _joined(
     text: str, candidates: Sequence[_Candidate], connector: re.Pattern[str], list_ends: re.Pattern[str] | None = None
 ) -> str:
     """The first candidate, and those that follow it with nothing but a connector between."""
-    joined, end = candidates[0].formula, candidates[0].end
+    joined = candidates[0].formula
+    end = candidates[0].end
     for candidate in candidates[1:]:
         match = connector.fullmatch(text, end, candidate.start)
         if match is None or (not match["word"] and list_ends and not list_ends.match(text, candidate.end)):

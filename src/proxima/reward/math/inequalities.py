@@ -157,8 +157,11 @@ class _Condition:
 
 def _intersection(tokens: Sequence[str], known: Sequence[str]) -> Solutions | None:
     """What fulfils all conditions between `and` and commas; None if one can't be read, or two bound the same side."""
+    parts: list[list[str]] = []
+    for of_and in _split(tokens, _AND):
+        parts += _split(of_and, _COMMA)
     conditions: list[_Condition] = []
-    for part in [part for parts in _split(tokens, _AND) for part in _split(parts, _COMMA)]:
+    for part in parts:
         if part and conditions and conditions[-1].excluded is not None and not _has_relation(part):
             conditions.append(_Condition(conditions[-1].unknown, SolutionInterval(), "".join(part)))  # x \neq 1, 2
             continue

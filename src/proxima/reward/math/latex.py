@@ -92,7 +92,8 @@ def strip_tokens(tokens: Sequence[str], left: Sequence[str], right: Sequence[str
     """The tokens without those at the beginning that are in `left`, and those at the end that are in `right`; None: in
     `left`."""
     right = left if right is None else right
-    start, end = 0, len(tokens)
+    start = 0
+    end = len(tokens)
     while start < end and tokens[start] in left:
         start += 1
     while start < end and tokens[end - 1] in right:

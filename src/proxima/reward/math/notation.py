@@ -28,7 +28,8 @@ from proxima.reward.math.latex import (
 )
 from proxima.reward.math.numeric_answer import MAX_CHARS, is_unit
 
-EMPTY_SET, ALL_REALS = r"\emptyset", r"(-\infty,\infty)"
+EMPTY_SET = r"\emptyset"
+ALL_REALS = r"(-\infty,\infty)"
 SETS_IN_WORDS = (EMPTY_SET, ALL_REALS)
 
 _EMPTY = (EMPTY_SET, " ")

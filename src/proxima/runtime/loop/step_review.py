@@ -210,17 +210,13 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     completions = [completion for completion, _ in pairs]
     valid = [score for _, score in pairs if score.valid]
     values = [score.value for score in valid]
-    lengths = [completion.generated for completion in completions]
     out: dict[str, Any] = {
         "prompts": len(generated),
         "completions": len(pairs),
         "reward/mean": _mean(values),
         "reward/std": _deviation(values),
         "reward/invalid": _invalid(generated),
-        "length/mean": _mean(lengths),
-        "length/max": max(lengths, default=0),
-        "truncated_fraction": _mean([completion.truncated for completion in completions]),
-        "tokens/generated": sum(lengths),
+        **_lengths(completions),
     }
     if any(completion.episode is not None for completion in completions):
         out |= episode_metrics(completions)
@@ -250,11 +246,23 @@ def _batch_counts(generated: Sequence[Group], batch: TrainingBatch) -> dict[str,
         out["prompts_generated_per_used"] = len(generated) / len(batch.kept)
     for reason, count in sorted(reasons.items()):
         out[f"prompts_dropped_{reason}"] = count
-    out["tokens/dropped"] = 0
+    dropped = 0
     for each in contributions_of(batch.groups):
         if each.paths and each.paths[-1].key in batch.reasons:
-            out["tokens/dropped"] += each.generated
+            dropped += each.generated
+    out["tokens/dropped"] = dropped
     return out
+
+
+def _lengths(completions: Sequence[Completion]) -> dict[str, Any]:
+    """How long completions are, and how many of them reached the limit."""
+    lengths = [completion.generated for completion in completions]
+    return {
+        "length/mean": _mean(lengths),
+        "length/max": max(lengths, default=0),
+        "truncated_fraction": _mean([completion.truncated for completion in completions]),
+        "tokens/generated": sum(lengths),
+    }
 
 
 def _invalid(groups: Sequence[Group]) -> int:
@@ -278,7 +286,6 @@ def metrics_by_source(
 def _source_figures(groups: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
     pairs = _scored(groups)
     completions = [completion for completion, _ in pairs]
-    lengths = [completion.generated for completion in completions]
     values = [score.value for _, score in pairs if score.valid]
     figures: dict[str, Any] = {
         "prompts": len(groups),
@@ -286,10 +293,7 @@ def _source_figures(groups: Sequence[Group], batch: TrainingBatch) -> dict[str, 
         "groups_equal": sum(map(_rewards_are_equal, groups)),
         "reward/mean": _mean(values),
         "reward/invalid": _invalid(groups),
-        "length/mean": _mean(lengths),
-        "length/max": max(lengths),
-        "truncated_fraction": _mean([completion.truncated for completion in completions]),
-        "tokens/generated": sum(lengths),
+        **_lengths(completions),
     }
     verdicts = [score.correct for _, score in pairs if score.valid and score.correct is not None]
     if verdicts:
